@@ -8,7 +8,7 @@ import itertools
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from orchestrator.execution.packing import Capacity, make_packs, split, work
@@ -167,7 +167,7 @@ class PackQueue:
         """How many parts are worthwhile, each at least one block of lanes."""
         return int(max(1, min(len(pack) // self._block, self.seconds(pack) / WORTH_SPLITTING_S)))
 
-    def balance(self, in_flight: Iterable[Pack], offered: Sequence[Pack]) -> None:
+    def balance(self, in_flight: Iterable[Pack], offered: Collection[Pack]) -> None:
         """Split the last packs so that all slots end at about the same time."""
         if not self.packs or len(self.packs) + len(offered) >= self.capacity.federations:
             return

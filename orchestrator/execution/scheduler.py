@@ -7,11 +7,14 @@ Backend-independent: a backend asks for packs to run, and passes on what slots r
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import chain
 
+from orchestrator.execution.attempts import Attempts
 from orchestrator.execution.node_health import NodeHealth
 from orchestrator.execution.pack_queue import Pack, PackQueue
 from orchestrator.execution.packing import Capacity
@@ -27,6 +30,7 @@ PACK_RETRIES = 2  # of a failed pack, before it is split
 GIVE_UP_AFTER = 3  # single trials failed without any success: the environment is at fault
 LOST_WITH_NODES = 8  # times that a pack was lost with its node and got no further: it is treated as failed
 PREFER_OTHERS_S = 30.0  # that a failed pack waits for a slot of another node
+COMPARE_EVERY_S = 0.05  # for every hundred packs in flight: less often, the more there are
 COPY_TIMES = 1.5  # a pack in flight is copied if it needs this many times as long as a new attempt
 STALLED_AFTER_S = 60.0  # at least, without progress of a pack
 STALLED_TIMES = 5.0  # the longest time between two reports so far
@@ -46,10 +50,12 @@ class Scheduler:
     ) -> None:
         self.sweep, self.storage, self._on_change = sweep, storage, on_change
         self.health = health or NodeHealth()
-        self.in_flight: dict[int, Pack] = {}
+        self.in_flight = Attempts()
         """Packs that slots run, by the number of the attempt."""
-        self.offered: dict[int, Pack] = {}
+        self.offered = Attempts()
         """Packs that any slot may take."""
+        self._limited_offers: list[int] = []
+        """Offers of copies, or to some nodes only; some may have been taken since."""
         self.lane_rounds = 0
         """Rounds of single trials computed so far."""
         self.computing_s = 0.0
@@ -68,6 +74,8 @@ class Scheduler:
         self.queue = PackQueue(capacity, cache(lambda key: sum(problems[key].partition.sizes)))
         self.queue.continues_at = self._continues_at
         self._number = 0
+        self._balanced = self._compared = -math.inf
+        """When waiting packs were last balanced, and when packs in flight were last compared with new attempts."""
         self.announcements: list[str] = []
         """Sentences for the user that have not been shown yet."""
         self._announced: set[str] = set()
@@ -80,6 +88,8 @@ class Scheduler:
         self._any_success = False
         self._checkpoints: dict[str, set[str]] = {}
         """The trials that still need each checkpoint."""
+        self._checkpoints_of: dict[str, list[str]] = {}
+        """The same by trial."""
         self._paused: dict[str, tuple[str, int]] = {} if storage is None else storage.paused_lanes()
         """File and round of lanes that stopped early, by the full key of their trial."""
         self._cleaner = ThreadPoolExecutor(1, thread_name_prefix="fedsweep-cleaner")
@@ -107,11 +117,9 @@ class Scheduler:
         if self.stopping or self.moving_to_gpus:
             return False
         packs = len(self.in_flight) + len(self.offered)
-        for pack in self.queue.packs:
-            if packs >= slots:
-                break
-            packs += self.queue.most_parts(pack)
-        return packs >= slots
+        if packs + len(self.queue.packs) >= slots:
+            return True
+        return packs + sum(map(self.queue.most_parts, self.queue.packs)) >= slots
 
     def next_orders(self) -> list[Order]:
         """Packs to offer now: one for every idle slot, and short ones in advance."""
@@ -120,15 +128,19 @@ class Scheduler:
         slots = self.capacity.federations
         idle = slots - len(self.in_flight)
         orders = self._offer_to_all()
-        offered = sum(not (pack.is_copied or pack.not_on) for pack in self.offered.values())  # to every slot
-        if offered < idle:
-            self.queue.balance(self.in_flight.values(), list(self.offered.values()))
+        limited = [self.offered[number] for number in self._limited_offers]
+        offered = len(self.offered) - sum(pack.is_copied or bool(pack.not_on) for pack in limited)  # to every slot
+        now, pause = time.monotonic(), len(self.in_flight) // 100 * COMPARE_EVERY_S
+        if offered < idle and now - self._balanced >= pause:
+            self._balanced = now
+            self.queue.balance(self.in_flight.values(), self.offered.values())
         packs = self.queue.packs
         while packs and offered < (slots if self.queue.seconds(packs[0]) < SHORT_S else idle):
             pack = packs.pop(0)
             orders.append(self._offer(pack, avoid=pack.failed_on))
             offered += not pack.not_on
-        if not packs and len(self.offered) < idle:
+        if not packs and len(self.offered) < idle and now - self._compared >= pause:
+            self._compared = now
             orders += self._copies(idle - len(self.offered))
         return orders
 
@@ -137,35 +149,40 @@ class Scheduler:
         self._number += 1
         self.offered[self._number] = pack
         pack.offered, pack.not_on = time.monotonic(), set(avoid)
-        if not self._other_nodes(pack.not_on):
+        if pack.not_on and not self._has_other_nodes(pack.not_on):
             pack.not_on = set()
+        if pack.not_on or pack.is_copied:
+            self._limited_offers.append(self._number)
         paused, not_on = self._lanes_to_continue(pack), tuple(sorted(pack.not_on))
         return Order(self._number, pack.trials, pack.resume_from, continue_from=paused, not_on=not_on)
 
     def _offer_to_all(self) -> list[Order]:
         """Packs that were offered to some nodes only, none of which will take them."""
-        numbers = [number for number, pack in self.offered.items() if pack.not_on and not self._waits_for_others(pack)]
+        self._limited_offers = [number for number in self._limited_offers if number in self.offered]
+        limited = [(number, self.offered[number]) for number in self._limited_offers]
+        numbers = [number for number, pack in limited if pack.not_on and not self._waits_for_others(pack)]
+        self._limited_offers = [number for number in self._limited_offers if number not in numbers]
         self.superseded += numbers
         return [self._offer(self.offered.pop(number), avoid=()) for number in numbers]
 
     def _waits_for_others(self, pack: Pack) -> bool:
         if pack.is_copied or time.monotonic() - pack.offered < PREFER_OTHERS_S:
-            return bool(self._other_nodes(pack.not_on))
+            return self._has_other_nodes(pack.not_on)
         return self._node_may_be_at_fault(pack)
 
-    def _other_nodes(self, nodes: Iterable[str]) -> set[str]:
-        """All nodes that may have slots, except for these. A federation that is spread may use any node."""
+    def _has_other_nodes(self, nodes: Iterable[str]) -> bool:
+        """Whether any node may have slots, except for these. A federation that is spread may use any node."""
         if self.capacity.placement == "spread":
-            return set()
-        return (self.health.usable | self._working_nodes).difference(nodes, self.health.excluded)
+            return False
+        others = self.health.excluded.union(nodes)
+        return any(node not in others for node in chain(self.in_flight.nodes, self.health.usable))
 
-    @property
-    def _working_nodes(self) -> set[str]:
-        return {pack.node for pack in self.in_flight.values()}
-
-    def _other_sound_nodes(self, nodes: Iterable[str], failures: int) -> set[str]:
-        """Those that are working or starting, and have not failed this many packs."""
-        return self._other_nodes(nodes) & (self._working_nodes | self.health.starting) - self.health.suspected(failures)
+    def _has_other_sound_nodes(self, nodes: Iterable[str], failures: int) -> bool:
+        """The same for nodes that are working or starting, and have not failed this many packs."""
+        if self.capacity.placement == "spread":
+            return False
+        others = self.health.excluded.union(nodes, self.health.suspected(failures))
+        return any(node not in others for node in chain(self.in_flight.nodes, self.health.starting))
 
     def _lanes_to_continue(self, pack: Pack) -> tuple[str, ...]:
         """The files with the state of all its lanes, if shorter runs of its trials have ended at the same round. The
@@ -201,14 +218,16 @@ class Scheduler:
     def _supersede(self, pack: Pack) -> None:
         """The trials of this pack have ended: no other attempt at them is needed."""
         for attempts in (self.in_flight, self.offered):
-            for number in [number for number, other in attempts.items() if other.keys == pack.keys]:
+            for number in attempts.with_trials_of(pack):
                 del attempts[number]
                 self.superseded.append(number)
 
     def _drop_copy(self, pack: Pack) -> bool:
         """This attempt has failed or was given back. Whether a copy of it remains, so that nothing is to be done."""
-        others = [other for other in (*self.in_flight.values(), *self.offered.values()) if other is not pack]
-        twin = next((other for other in others if pack.is_copied and other.keys == pack.keys), None)
+        if not pack.is_copied:
+            return False
+        same = (attempts[n] for attempts in (self.in_flight, self.offered) for n in attempts.with_trials_of(pack))
+        twin = next((other for other in same if other is not pack), None)
         if twin is not None:
             twin.is_copied = False
         return twin is not None
@@ -272,7 +291,7 @@ class Scheduler:
         pack.progressed = now
         if report.checkpoint:
             pack.checkpoint = report.checkpoint
-            self._checkpoints.setdefault(report.checkpoint, set(pack.keys))
+            self._need_checkpoint(report.checkpoint, pack.keys)
         if report.checkpoint_round > pack.checkpoint_round:
             pack.checkpoint_round = report.checkpoint_round
             pack.lost_with_nodes = 0  # it gets further
@@ -307,10 +326,10 @@ class Scheduler:
             if not self._drop_copy(pack):
                 self.queue.packs.insert(0, pack)
             return
+        pack.slot, pack.node = report.slot, report.nodes[0]
         self.in_flight[report.number] = pack
         first_attempt, pack.began = not pack.began, time.monotonic()
         pack.origin = pack.origin or report.number
-        pack.slot, pack.node = report.slot, report.nodes[0]
         pack.nodes |= set(report.nodes)
         if pack.continues_at and not pack.resume_from:
             pack.round = pack.checkpoint_round = pack.continues_at
@@ -346,7 +365,7 @@ class Scheduler:
 
     def slot_failed(self, slot: str, failure: Failure) -> None:
         """A slot has failed; its pack is retried on another."""
-        number = next((number for number, pack in self.in_flight.items() if pack.slot == slot), None)
+        number = self.in_flight.of_slot(slot)
         if failure.kind == "other code":
             self.health.has_other_code(failure.node, failure.reason)
         if number is None:
@@ -388,7 +407,7 @@ class Scheduler:
         pack has ended anywhere."""
         failed_on = set(pack.failed_on) - self.health.lost
         doubtful = len(failed_on) == 1 or not self._any_success
-        return self._failed_too_often(pack) and doubtful and bool(self._other_sound_nodes(failed_on, 2))
+        return self._failed_too_often(pack) and doubtful and self._has_other_sound_nodes(failed_on, 2)
 
     def _retry_unless_it_kills_nodes(self, pack: Pack, reason: str) -> None:
         """The loss of a node is not the pack's fault, unless it happens repeatedly and the pack gets no further."""
@@ -408,8 +427,9 @@ class Scheduler:
         """A pack that has also failed on another node is not counted; the parts of a split pack are counted once."""
         if set(pack.failed_on) - {node, *self.health.lost}:
             return
-        others = {pack.node for pack in self.in_flight.values()} - {node, *self.health.blocked}
-        self.health.pack_failed(node, pack.origin, self._any_success and bool(others))
+        blocked = {node, *self.health.blocked}
+        others_work = any(other not in blocked for other in self.in_flight.nodes)
+        self.health.pack_failed(node, pack.origin, self._any_success and others_work)
 
     def record_stalls(self) -> None:
         """For `fedsweep status`: packs in flight without progress for much longer than any pack before."""
@@ -442,7 +462,7 @@ class Scheduler:
         (trial,) = pack.trials
         log.error("trial %s failed: %s", trial.key, reason)
         self._failed_trials += 1
-        if self._failed_trials >= GIVE_UP_AFTER and not self._any_success and not self._other_sound_nodes((), 1):
+        if self._failed_trials >= GIVE_UP_AFTER and not self._any_success and not self._has_other_sound_nodes((), 1):
             self._stop(reason)
             return
         self._record([self._row(trial, LaneResult(trial.key, state="failed"), reason)], {})
@@ -466,19 +486,28 @@ class Scheduler:
                 storage.remove(name)
                 continue
             log.info("pack of %d trials resumes from its last checkpoint", len(trials))
-            self._checkpoints[name] = {trial.key for trial in trials}
-            resumed |= self._checkpoints[name]
+            keys = [trial.key for trial in trials]
+            self._need_checkpoint(name, keys)
+            resumed.update(keys)
             self.queue.packs.append(self.queue.pack(trials, name))
         return resumed
 
+    def _need_checkpoint(self, name: str, keys: Sequence[str]) -> None:
+        """Keep it until these trials have ended."""
+        if name not in self._checkpoints:
+            self._checkpoints[name] = set(keys)
+            for key in keys:
+                self._checkpoints_of.setdefault(key, []).append(name)
+
     def _release_checkpoints(self, pack: Pack) -> None:
         """Remove checkpoints all of whose trials are in the ledger, outside the driver's loop."""
-        for name, keys in list(self._checkpoints.items()):
-            keys.difference_update(pack.keys)
-            if not keys:
-                del self._checkpoints[name]
-                if self.storage is not None:
-                    self._cleaner.submit(self.storage.remove, name)
+        for key in pack.keys:
+            for name in self._checkpoints_of.pop(key, ()):
+                self._checkpoints[name].discard(key)
+                if not self._checkpoints[name]:
+                    del self._checkpoints[name]
+                    if self.storage is not None:
+                        self._cleaner.submit(self.storage.remove, name)
 
     def close(self) -> None:
         self._cleaner.shutdown(wait=True)

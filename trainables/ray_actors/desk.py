@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -54,15 +53,19 @@ class _Request:
     accelerator: str
     answer: asyncio.Future
 
+    def may_take(self, order: Order) -> bool:
+        return not order.not_on or set(order.not_on).isdisjoint(self.nodes)
+
 
 class PackDesk:
     def __init__(self) -> None:
-        self._orders: deque[Order] = deque()
+        self._orders: dict[int, Order] = {}
+        """Packs that no slot has taken, by number, oldest first. None of them is for a slot that waits."""
         self._reports: list[Report] = []
-        self._blocked_nodes: set[str] = set()
+        self._excluded_nodes: set[str] = set()
         """These get no packs."""
         self._leaving_nodes: set[str] = set()
-        """These get no packs, and packs that run there are handed back."""
+        """Those of them whose packs are handed back."""
         self._packs: dict[str, int] = {}
         """The pack of every slot that has one."""
         self._requests: dict[str, _Request] = {}
@@ -71,7 +74,7 @@ class PackDesk:
         """The time of the last message of every slot."""
         self._pace, self._paced = Pace.of(1), 0.0
         self._superseded: set[int] = set()
-        """Packs that need no answer any more."""
+        """Those of `_packs` that need no answer any more."""
         self._closed = False
 
     # ---- called by slots
@@ -87,37 +90,47 @@ class PackDesk:
         is lost."""
         self._heard[slot] = time.monotonic()
         self._answer(slot, None)  # to an earlier process of the slot
-        if (lost := self._packs.pop(slot, None)) is not None:
+        if (lost := self._packs.get(slot)) is not None:
+            self._end(slot, lost)
             self._reports.append(Report(slot, lost, "lost"))
         request = self._requests[slot] = _Request(nodes, accelerator, asyncio.get_running_loop().create_future())
-        self._serve()
+        self._serve(slot, request)
         if not request.answer.done():
             await asyncio.wait([request.answer], timeout=timeout_s)
         if not request.answer.done():
             self._answer(slot, None)
         return request.answer.result()
 
-    def _serve(self) -> None:
-        """Answer all requests that need not wait any longer. Each is answered alone: there may be thousands."""
+    def _serve(self, slot: str, request: _Request) -> None:
+        """Answer a new request if it need not wait."""
         if self._closed:
-            for slot in list(self._requests):
-                self._answer(slot, None)
-        excluded = self._blocked_nodes | self._leaving_nodes
-        if excluded:
-            for slot in [slot for slot, request in self._requests.items() if not excluded.isdisjoint(request.nodes)]:
-                self._answer(slot, "leave")
-        for order in list(self._orders) if self._requests else ():
-            suitable = (name for name, each in self._requests.items() if set(order.not_on).isdisjoint(each.nodes))
-            if (taker := next(suitable, None)) is None:
-                continue
-            request = self._requests[taker]
-            self._orders.remove(order)
-            self._packs[taker] = order.number
-            started = Report(
-                taker, order.number, "started", nodes=tuple(request.nodes), accelerator=request.accelerator
-            )
-            self._reports.append(started)
-            self._answer(taker, order)
+            self._answer(slot, None)
+        elif not self._excluded_nodes.isdisjoint(request.nodes):
+            self._answer(slot, "leave")
+        else:
+            suitable = (order for order in self._orders.values() if request.may_take(order))
+            if (order := next(suitable, None)) is not None:
+                self._hand_out(order, slot, request)
+
+    def _offer(self, order: Order) -> None:
+        """Give a new pack to the slot that has waited longest."""
+        self._orders[order.number] = order
+        suitable = (item for item in self._requests.items() if item[1].may_take(order))
+        if (found := next(suitable, None)) is not None:
+            self._hand_out(order, *found)
+
+    def _hand_out(self, order: Order, slot: str, request: _Request) -> None:
+        del self._orders[order.number]
+        self._packs[slot] = order.number
+        nodes = tuple(request.nodes)
+        self._reports.append(Report(slot, order.number, "started", nodes=nodes, accelerator=request.accelerator))
+        self._answer(slot, order)
+
+    def _end(self, slot: str, number: int) -> None:
+        """The slot does not have this pack any more."""
+        if self._packs.get(slot) == number:
+            del self._packs[slot]
+            self._superseded.discard(number)
 
     def _answer(self, slot: str, answer: Order | Literal["leave"] | None) -> None:
         request = self._requests.pop(slot, None)
@@ -138,11 +151,8 @@ class PackDesk:
 
     async def report(self, report: Report) -> None:
         self._reports.append(report)
-        if (
-            report.kind in ("ended", "too large", "handed back", "dropped")
-            and self._packs.get(report.slot) == report.number
-        ):
-            del self._packs[report.slot]
+        if report.kind in ("ended", "too large", "handed back", "dropped"):
+            self._end(report.slot, report.number)
 
     # ---- called by the driver
 
@@ -154,11 +164,19 @@ class PackDesk:
         superseded: Iterable[int] = (),
     ) -> list[Report]:
         """Leave packs, and take all reports since the last call, in order."""
-        self._superseded.update(superseded)
-        self._orders = deque(order for order in (*self._orders, *orders) if order.number not in self._superseded)
-        self._blocked_nodes, self._leaving_nodes = set(blocked_nodes), set(leaving_nodes)
+        if superseded := set(superseded):
+            self._superseded |= superseded & set(self._packs.values())
+            for number in superseded:
+                self._orders.pop(number, None)
+        self._leaving_nodes = set(leaving_nodes)
+        excluded = self._leaving_nodes.union(blocked_nodes)
+        if not excluded <= self._excluded_nodes:
+            for slot in [slot for slot, request in self._requests.items() if not excluded.isdisjoint(request.nodes)]:
+                self._answer(slot, "leave")
+        self._excluded_nodes = excluded
         reports, self._reports = self._reports, []
-        self._serve()
+        for order in orders:
+            self._offer(order)
         return reports
 
     async def forget(self, slots: Iterable[str]) -> None:
@@ -169,7 +187,7 @@ class PackDesk:
 
     async def withdraw(self) -> list[int]:
         """Take back all packs that no slot has taken."""
-        numbers = [order.number for order in self._orders]
+        numbers = list(self._orders)
         self._orders.clear()
         return numbers
 
@@ -177,4 +195,5 @@ class PackDesk:
         """Answer all waiting slots with None."""
         self._closed = True
         self._orders.clear()
-        self._serve()
+        for slot in list(self._requests):
+            self._answer(slot, None)

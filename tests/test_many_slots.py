@@ -1,0 +1,160 @@
+"""What a pack costs the driver does not depend on the number of slots, cells or checkpoints."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from operations import operations
+from simulated_cluster import Cluster
+from simulated_search import near
+
+from benchmarks import slots
+from orchestrator.execution import scheduler as scheduler_module
+from trainables.federation.checkpoints import checkpoint_name
+from trainables.federation.messages import Failure, Order, Report
+from trainables.ray_actors.desk import PackDesk
+
+FEW, MANY = 8, 40
+
+
+def busy(folder: Path, count: int) -> Cluster:
+    """Every slot runs a pack that has a checkpoint, on its own node; more packs wait. They take a minute each."""
+    cluster = Cluster(folder / str(count), slots.study(count, 3), lanes=1, federations=count)
+    cluster.scheduler.queue.pace = 60 / cluster.scheduler.queue.packs[0].work
+    cluster.scheduler.queue.measure = lambda pack, seconds: None
+    for number in range(count):
+        slot = f"slot {number}"
+        attempt, trials = cluster.take(slot, slot)
+        saved = checkpoint_name([trial.key for trial in trials])
+        cluster.report(attempt, "progress", slot, round=1, running=1, checkpoint=saved)
+    return cluster
+
+
+def ends(cluster: Cluster) -> None:
+    """A pack ends, and its slot takes the next."""
+    number, pack = next(iter(cluster.scheduler.in_flight.items()))
+    cluster.complete(number, pack.trials, near(0.02))
+    cluster.take(pack.slot, pack.node)
+
+
+def ends_after_its_copy(cluster: Cluster) -> None:
+    """A pack was copied, its original fails, and the copy ends."""
+    scheduler = cluster.scheduler
+    pack = next(iter(scheduler.in_flight.values()))
+    copy = scheduler.queue.pack(pack.trials)
+    copy.is_copied = pack.is_copied = True
+    order = scheduler._offer(copy, avoid=[pack.node])
+    cluster.report(order.number, "started", slot="other", nodes=("other",))
+    scheduler.slot_failed(pack.slot, Failure("died"))
+    cluster.complete(order.number, pack.trials, near(0.02))
+
+
+def fails(cluster: Cluster) -> None:
+    """A pack fails and goes to another node."""
+    pack = next(iter(cluster.scheduler.in_flight.values()))
+    cluster.scheduler.slot_failed(pack.slot, Failure("died"))
+    cluster.take("other", "other")
+
+
+def waits_for_another_node(cluster: Cluster) -> None:
+    """Offers are checked again and again while packs wait."""
+    fails(cluster)
+    for _ in range(3):
+        cluster.offer()
+
+
+@pytest.mark.parametrize("event", [ends, ends_after_its_copy, fails, waits_for_another_node], ids=lambda e: e.__name__)
+def test_what_a_pack_costs_does_not_depend_on_the_number_of_slots(tmp_path, event):
+    costs = []
+    for count in (FEW, MANY):
+        with busy(tmp_path, count) as cluster:
+            event(cluster)  # what happens once
+            costs.append(operations(lambda of=cluster: event(of)))
+    assert costs[1] < 1.2 * costs[0], costs
+
+
+def test_offers_that_wait_are_not_counted_again(tmp_path):
+    """Short packs are offered before a slot is free, so there are as many offers as slots."""
+    costs = []
+    for count in (FEW, MANY):
+        with busy(tmp_path, count) as cluster:
+            cluster.scheduler.queue.pace = 1e-9
+            cluster.offer()
+            assert len(cluster.scheduler.offered) == count
+            costs.append(operations(cluster.scheduler.next_orders))
+    assert costs[1] < 1.2 * costs[0], costs
+
+
+def test_all_packs_in_flight_are_compared_less_often_the_more_there_are(tmp_path, monkeypatch):
+    """With idle slots the driver looks for packs to split or to copy, otherwise at every exchange with the desk."""
+    now = [1000.0]
+    monkeypatch.setattr(scheduler_module.time, "monotonic", lambda: now[0])
+    with busy(tmp_path, 4) as cluster:
+        monkeypatch.setattr(scheduler_module, "COMPARE_EVERY_S", 2.0)
+        scheduler, compared = cluster.scheduler, []
+        scheduler.queue.packs, scheduler.queue.capacity = [], replace(scheduler.capacity, federations=1000)
+        scheduler.queue.balance = lambda *packs: compared.append("to split")
+        scheduler._copies = lambda count: compared.append("to copy") or []
+        for number in range(5, 300):
+            scheduler.in_flight[number] = next(iter(scheduler.in_flight.values()))
+        for later, found in ((10.0, 2), (3.9, 2), (0.2, 4)):
+            now[0] += later
+            scheduler.next_orders()
+            assert len(compared) == found
+
+
+# ---- the desk
+
+
+def played(count: int, *, slots_wait: bool) -> int:
+    """What the desk does while a slot ends its pack and takes the next. `slots_wait`: slots wait, and the packs are not
+    for their nodes; otherwise packs wait."""
+
+    async def play() -> int:
+        desk, waiting, packs = PackDesk(), count if slots_wait else 0, 2 if slots_wait else count
+        others = [asyncio.ensure_future(desk.take(f"slot {n}", ["slow"], 60)) for n in range(waiting)]
+        await asyncio.sleep(0)
+        await desk.exchange([Order(n, b"trials", not_on=("slow",) * slots_wait) for n in range(packs)])
+        await desk.exchange([], blocked_nodes=["blocked"])
+        first = await desk.take("mine", ["node"], 0)
+
+        def step() -> None:
+            for call in (
+                desk.alive("mine", ["node"]),
+                desk.report(Report("mine", first.number, "ended")),
+                desk.take("mine", ["node"], 0),
+                desk.exchange([], blocked_nodes=["blocked"]),
+            ):
+                with pytest.raises(StopIteration):  # none of them waits
+                    call.send(None)
+
+        desk._paced = float("inf")  # slots are counted every second, not here
+        cost = operations(step)
+        for other in others:
+            other.cancel()
+        return cost
+
+    return asyncio.run(play())
+
+
+@pytest.mark.parametrize("slots_wait", [False, True])
+def test_what_a_pack_costs_the_desk_does_not_depend_on_what_waits(slots_wait):
+    costs = [played(count, slots_wait=slots_wait) for count in (FEW, MANY)]
+    assert costs[1] < 1.2 * costs[0], costs
+
+
+def test_the_desk_forgets_packs_that_no_slot_has():
+    async def play():
+        desk = PackDesk()
+        await desk.exchange([Order(number, b"trials") for number in range(6)])
+        for slot in ("a", "b", "c"):
+            await desk.take(slot, ["node"], 0)
+        await desk.exchange([], superseded=range(100))
+        assert desk._superseded == {0, 1, 2}
+        await desk.report(Report("a", 0, "dropped"))
+        await desk.report(Report("b", 1, "ended"))
+        assert await desk.take("c", ["node"], 0) is None  # its process had died
+        assert not desk._superseded
+
+    asyncio.run(play())
