@@ -1,21 +1,28 @@
 """What a pack costs the driver does not depend on the number of slots, cells or checkpoints."""
 
 import asyncio
+import sqlite3
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from operations import operations
 from simulated_cluster import Cluster
-from simulated_search import near
+from simulated_search import GD, drive, near, study
 
 from benchmarks import slots
 from orchestrator.execution import scheduler as scheduler_module
+from orchestrator.execution.cell_search import CellSearch, NextStage
+from orchestrator.results import counts
+from orchestrator.results.ledger import Ledger
+from orchestrator.study.cell_id import CellId
 from trainables.federation.checkpoints import checkpoint_name
 from trainables.federation.messages import Failure, Order, Report
 from trainables.ray_actors.desk import PackDesk
 
 FEW, MANY = 8, 40
+CELL_ID = CellId("data", "iid", "dp-fedgd", 1.0)
 
 
 def busy(folder: Path, count: int) -> Cluster:
@@ -158,3 +165,51 @@ def test_the_desk_forgets_packs_that_no_slot_has():
         assert not desk._superseded
 
     asyncio.run(play())
+
+
+# ---- cells
+
+
+def test_the_secret_of_a_cell_is_read_alone(tmp_path):
+    costs = []
+    for count in (FEW, MANY):
+        with Ledger.write(tmp_path / str(count)) as ledger:
+            ledger.add_secrets({CELL_ID._replace(epsilon=float(n)): bytes([n]) * 32 for n in range(1, count)})
+            costs.append(operations(lambda ledger=ledger: ledger.secret(CELL_ID._replace(epsilon=100.0))))
+    assert costs[0] == costs[1]
+
+
+def test_a_secret_that_waits_for_a_later_cell_is_refused(tmp_path):
+    """Someone who knows it has written it into the ledger."""
+    with Ledger.write(tmp_path) as ledger:
+        ledger._db.execute("INSERT INTO secrets VALUES (1, ?)", (bytes(32),))
+        with pytest.raises(sqlite3.DataError, match="which does not exist"):
+            ledger.secret(CELL_ID)
+
+
+def test_searches_that_wait_for_their_neighbours_are_not_asked_for_every_pack(tmp_path, monkeypatch):
+    asked: Counter[str] = Counter()
+    next_stage = CellSearch.next_stage
+
+    def asking(self: CellSearch) -> NextStage:
+        asked[self.name] += 1
+        return next_stage(self)
+
+    monkeypatch.setattr(CellSearch, "next_stage", asking)
+    search = {"warm_start": True, "finalists": 2}
+    of = study(methods=[GD], epsilons=[1, 2, 4, 8], seeds={"contest": [11], "confirm": [21]}, search=search)
+    assert drive(tmp_path, of, near(0.3), batch=1).finished
+    assert len(asked) == 4
+    assert max(asked.values()) <= 7, "five answers, and one more for each neighbour"
+
+
+def test_a_stage_that_is_removed_alone_is_not_counted_with_all_others(tmp_path, monkeypatch):
+    """As for every cell of a method whose plug-in has changed."""
+    drive(tmp_path, study(methods=[GD]), near(0.3))
+    monkeypatch.setattr(counts, "recount", None)
+    with Ledger.write(tmp_path) as ledger:
+        (cell, strategy, _) = next(iter(ledger.stages()))
+        for stage, position in (("confirm", 1), ("fine", 1), ("fine", 0), ("coarse", 0)):
+            ledger.forget((), {(cell, strategy, stage): position})
+            assert ledger.counts_are_right()
+        assert len(ledger.stages()[cell, strategy, "confirm"]) == 1

@@ -54,8 +54,10 @@ class Sweep:
             for cell in prepared.cells
             for variant in study.variants
         ]
-        self._delayed: list[CellSearch] = []
+        self._delayed: set[CellSearch] = set()
         """Searches that wait for their neighbours, not for their own trials."""
+        self._resumed: dict[CellSearch, None] = {}
+        """Those of them that have a neighbour whose search is over since."""
         self._connect_budgets()
         self._unopened = deque(self.searches)
         """Searches whose first stage opens when fewer trials wait."""
@@ -136,8 +138,9 @@ class Sweep:
         """Open what follows the completed stages of these searches; the new trials."""
         groups = {id(search) if search.search_over else id(search.together): search for search in searches}
         new = [trial for search in groups.values() for trial in self._advance(search)]
-        delayed, self._delayed = self._delayed, []
-        return new + [trial for search in delayed for trial in self._advance(search)]
+        resumed, self._resumed = self._resumed, {}
+        self._delayed -= resumed.keys()
+        return new + [trial for search in resumed for trial in self._advance(search)]
 
     def _advance(self, search: CellSearch) -> list[TrialSpec]:
         """Open stages of a search, and of those that propose with it, until one has trials to run; the new trials."""
@@ -149,6 +152,8 @@ class Sweep:
             # all proposals come before any stage opens, so that they depend on the completed stages alone
             following = [each.next_stage() for each in group]
             opened = [self._open_stage(each, stage, new) for each, stage in zip(group, following, strict=True)]
+            over = (each for each in group if each.search_over)
+            self._resumed |= {other: None for each in over for other in each.neighbours if other in self._delayed}
             for other in group:
                 if other is not search and (other.search_over or search.search_over):  # contests do not wait
                     new += self._advance(other)
@@ -160,7 +165,7 @@ class Sweep:
         """Open a stage, and add to `new` the trials that no other search waits for. False if none opens."""
         stage, trials = following
         if following is WAITING:
-            self._delayed.append(search)
+            self._delayed.add(search)
             return False
         if not trials:
             search.stages.setdefault("confirm", [])

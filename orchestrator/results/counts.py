@@ -92,6 +92,19 @@ def opened(db: sqlite3.Connection, place: Place, members: Sequence[tuple[int, st
     _change(db, changes)
 
 
+def closed(db: sqlite3.Connection, place: Place, start: int) -> None:
+    """Remove the trials of a stage from a position on."""
+    where = "WHERE cell = ? AND strategy = ? AND stage = ? AND position >= ?"
+    trials = [trial for (trial,) in db.execute(f"SELECT trial FROM stages {where}", (*place, start))]
+    db.execute(f"DELETE FROM stages {where}", (*place, start))
+    left = {trial for (trial,) in _each(db, "SELECT trial FROM stages WHERE trial IN", trials)}
+    ended, gone = states(db, trials), set(trials) - left
+    removed = Counter({(*place, OPENED): len(trials), (*EVERYWHERE, OPENED): len(gone)})
+    removed.update((*place, ended[trial]) for trial in trials if trial in ended)
+    removed.update((*EVERYWHERE, ended[trial]) for trial in gone if trial in ended)
+    _change(db, {counted: -count for counted, count in removed.items()})
+
+
 def ended(db: sqlite3.Connection, before: Mapping[int, str], after: Mapping[int, str]) -> None:
     """Trials have these states now. `before`: the states of those that had ended before."""
     changed = [trial for trial, state in after.items() if before.get(trial) != state]

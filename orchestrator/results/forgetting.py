@@ -70,6 +70,7 @@ def forget_damaged(results: Path | str) -> Forgotten:
         recorded, keys = ledger.study(), ledger.damaged_rows()
         if recorded is None:
             raise UserError(f"results folder {results} holds no study yet")
+        ledger.correct_counts()
         return _forget(ledger, Study.recorded(recorded[0], ledger.plugins()), keys)
 
 

@@ -497,13 +497,11 @@ class Ledger:
             searches = f"SELECT cell FROM stages WHERE trial = {number}"
             self._db.executemany(f"DELETE FROM winners WHERE cell IN ({searches})", forgotten)
             self._db.executemany(f"DELETE FROM trials WHERE number = {number}", forgotten)
-            self._db.execute("DELETE FROM trials WHERE number NOT IN (SELECT number FROM trial_keys)")  # damaged
             for (cell, strategy, stage), position in stages.items():
-                self._db.execute(
-                    "DELETE FROM stages WHERE cell = ? AND strategy = ? AND stage = ? AND position >= ?",
-                    (self._cell_number(cell), strategy, stage, position),
-                )
-            counts.recount(self._db)
+                counts.closed(self._db, (self._cell_number(cell), strategy, stage), position)
+            if forgotten:
+                self._db.execute("DELETE FROM trials WHERE number NOT IN (SELECT number FROM trial_keys)")  # damaged
+                counts.recount(self._db)
 
     def damaged_rows(self) -> list[str]:
         """The keys of all trials whose row does not match its checksum."""
@@ -707,14 +705,19 @@ class Ledger:
 
     def secret(self, cell: CellId) -> bytes:
         """The secret of a cell's private search: drawn from the operating system at the first call, then kept."""
-        self.add_secrets({cell: secrets.token_bytes(checks.SECRET_BYTES)})
-        return self.secrets()[cell]
+        query = f"SELECT secret FROM secrets WHERE cell = ({NUMBER_OF_CELL})"
+        if (known := self._db.execute(query, cell).fetchone()) is None:
+            self.add_secrets({cell: secrets.token_bytes(checks.SECRET_BYTES)})
+            known = self._db.execute(query, cell).fetchone()
+        return checks.secret(known[0])
 
     def add_secrets(self, new: Mapping[CellId, bytes]) -> None:
         """Existing secrets stay."""
         if new:
             _make_private(self._folder)
         with self.transaction():
+            (last,) = self._db.execute("SELECT coalesce(max(number), 0) FROM cells").fetchone()
+            self._refuse_secrets_of(self._db.execute("SELECT cell FROM secrets WHERE cell > ?", (last,)))
             numbered = [(self._cell_number(cell), secret) for cell, secret in new.items()]
             self._db.executemany("INSERT OR IGNORE INTO secrets VALUES (?, ?)", numbered)
 
@@ -737,9 +740,13 @@ class Ledger:
 
     def secrets(self) -> dict[CellId, bytes]:
         cells, found = self._cells(), dict(self._db.execute("SELECT cell, secret FROM secrets"))
-        if unknown := found.keys() - cells:  # it would become the secret of a later cell
-            raise sqlite3.DataError(f"a secret names cell {min(unknown)}, which does not exist")
+        self._refuse_secrets_of((number,) for number in found.keys() - cells)
         return {cells[number]: checks.secret(secret) for number, secret in found.items()}
+
+    def _refuse_secrets_of(self, unknown: Iterable[tuple[int]]) -> None:
+        """Secrets of cells that do not exist would become those of later cells."""
+        for (number,) in unknown:
+            raise sqlite3.DataError(f"a secret names cell {number}, which does not exist")
 
     # ---- sessions
 
