@@ -2,7 +2,8 @@
 
 `python -m` and `python -c` search the current folder before everything else, so a `torch.py` in a downloaded results
 folder would be executed. The folder stays if the user named it in PYTHONPATH or if it is the folder of this program.
-This module imports only what Python has loaded already.
+A package that is installed in place may add a relative path, which names nothing: it stays unless the current folder
+has such a file, whose entry points libraries would call. This module imports only what Python has loaded already.
 """
 
 import os
@@ -12,6 +13,7 @@ _program = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 
 
 def remove_current_folder() -> None:
+    sys.path[:] = [place for place in sys.path if not place or os.path.isabs(place) or not os.path.lexists(place)]
     try:
         current = os.path.realpath(os.getcwd())
     except OSError:  # the current folder was deleted

@@ -31,8 +31,10 @@ resources: {hosts: 1, gpus_per_host: 0, federations: 1}
 """
 PROBE = """\
 import json, os, sys
+from importlib import metadata
 with open(os.environ["PROBE"], "a") as out:
-    print(json.dumps({"pid": os.getpid(), "path": sys.path}), file=out)
+    packages = [found.name for found in metadata.distributions()]
+    print(json.dumps({"pid": os.getpid(), "path": sys.path, "packages": packages}), file=out)
 
 from fedsweep.plugins import Method, learning_rate
 
@@ -49,6 +51,25 @@ def plant(folder, names=(*INSTALLED, *OPTIONAL)):
     for name in names:
         record = f"open({str(folder / f'executed-{name}')!r}, 'w').close()\n"
         (folder / f"{name}.py").write_text(f"{record}raise SystemExit('planted {name} was executed')\n")
+
+
+PLACEHOLDER = "__editable__.other.finder.__path_hook__"
+"""As setuptools adds to the search path for a package that is installed in place."""
+
+
+def plant_package(folder):
+    """A package in place of a relative path. Libraries call the functions that its entry points name, torch for one:
+    a function of setuptools executes the setup.py of the current folder."""
+    about = folder / PLACEHOLDER / "planted-1.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1\n")
+
+
+def with_relative_path(folder):
+    """The PYTHONPATH of Python processes whose search path has a relative path."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(f"import sys\nsys.path.append({PLACEHOLDER!r})\n")
+    return os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
 
 
 def executed(*folders):
@@ -69,10 +90,11 @@ def test_modules_in_the_current_folder_and_next_to_a_plug_in_are_not_executed(tm
         folder.mkdir()
     plant(downloaded)
     plant(extra, INSTALLED)
+    plant_package(downloaded)
     (extra / "probe_plugin.py").write_text(PROBE)
     (downloaded / "study.yaml").write_text(STUDY.replace("dp-fedgd", "dp-probe"))
     found = call(downloaded, "--import", extra / "probe_plugin.py", "run", "study.yaml", "--results", "r",
-                 PROBE=str(probe))  # fmt: skip
+                 PROBE=str(probe), PYTHONPATH=with_relative_path(tmp_path / "site"))  # fmt: skip
     assert executed(downloaded, extra) == []
     assert found.returncode == 0, found.stderr
     seen = [json.loads(line) for line in probe.read_text().splitlines()]
@@ -81,6 +103,7 @@ def test_modules_in_the_current_folder_and_next_to_a_plug_in_are_not_executed(tm
         installed = max(n for n, place in enumerate(each["path"]) if place.endswith("site-packages"))
         assert str(downloaded) not in each["path"]
         assert "" not in each["path"]
+        assert "planted" not in each["packages"]
         assert each["path"].index(str(extra)) > installed
 
 
@@ -115,12 +138,60 @@ def test_python_m_does_not_search_the_current_folder(tmp_path):
     assert found.returncode == 0, found.stderr
 
 
+def test_a_relative_path_names_nothing_in_the_current_folder(tmp_path):
+    """A package that is installed in place adds one, and `importlib.metadata` looks there for entry points."""
+    path = with_relative_path(tmp_path / "site")
+    program = "import orchestrator.cli, sys; from importlib import metadata as m; print(sys.path); m.version('planted')"
+    for planted in (False, True):
+        if planted:
+            plant_package(tmp_path)
+        found = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path},
+                               capture_output=True, text=True)  # fmt: skip
+        assert "PackageNotFoundError" in found.stderr
+        assert (PLACEHOLDER in found.stdout) == (not planted), "namespace packages need it"
+
+
+def test_processes_of_check_method_do_not_search_the_current_folder(tmp_path):
+    plant(tmp_path, ("multiprocessing",))
+    program = """import orchestrator.cli, operator
+from trainables import methods
+from trainables.audit import contract
+with contract._runner(methods.get("dp-fedgd"), {"name": [operator.attrgetter("name")]}, 2) as failures:
+    print(*failures("name"))
+"""
+    found = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert executed(tmp_path) == [], found.stderr
+    assert found.stdout == "dp-fedgd\n", found.stderr
+
+
 def test_the_current_folder_stays_on_the_path_of_python_programs(tmp_path):
     """A notebook imports its own modules after fedsweep; only the command line leaves the folder out."""
     (tmp_path / "mine.py").write_text("")
     command = [sys.executable, "-c", "import fedsweep, mine"]
     found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
+
+
+def test_relative_paths_keep_their_meaning_in_another_current_folder(tmp_path, monkeypatch):
+    """A local Ray is started in a folder of its own."""
+    from orchestrator.execution.cluster import connect
+    from trainables.data.sources import fetching
+    from trainables.files import current_folder
+
+    here, other = tmp_path / "here", tmp_path / "other"
+    here.mkdir()
+    other.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("PYTHONPATH", f"{os.pathsep}modules")
+    monkeypatch.setenv("FEDSWEEP_CACHE", "cache")
+    with connect._in_folder(other):
+        assert os.getcwd() == str(other)
+        assert current_folder() == here
+        assert fetching.cache_folder() == here / "cache"
+        assert os.environ["PYTHONPATH"] == str(here / "modules")
+    assert os.getcwd() == str(here)
+    assert os.environ["PYTHONPATH"] == f"{os.pathsep}modules"
+    assert "FEDSWEEP_FOLDER" not in os.environ
 
 
 @pytest.mark.ray
@@ -213,18 +284,32 @@ def test_a_readable_token_becomes_private(tmp_path, monkeypatch, capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_settings_of_matplotlib_in_the_current_folder_are_not_read(tmp_path):
-    """They could switch on LaTeX, which reads any file that a label names."""
-    reported.write(tmp_path)
-    (tmp_path / "matplotlibrc").write_text("text.usetex: True\nsavefig.facecolor: red\n")
-    program = """import sys
+DRAWN = {
+    "figures": """import sys
 from orchestrator.cli import main
 sys.argv[1:] = ["figures", "."]
 try:
     main()
-finally:
-    import matplotlib
-    print(matplotlib.rcParams["savefig.facecolor"])
+except SystemExit:
+    pass
+""",
+    "frontier": """from pathlib import Path
+from unittest.mock import MagicMock
+from orchestrator.report.frontier import draw
+point = MagicMock(epsilon=1, score=1, deviation=0)
+draw(Path("."), [MagicMock(setting="s", **{"method.shown": "m"}, curve=lambda *_: [point])])
+""",
+}
+
+
+@pytest.mark.parametrize("command", DRAWN)
+def test_settings_of_matplotlib_in_the_current_folder_are_not_read(command, tmp_path):
+    """They could switch on LaTeX, which reads any file that a label names."""
+    reported.write(tmp_path)
+    (tmp_path / "matplotlibrc").write_text("text.usetex: True\nsavefig.facecolor: red\n")
+    program = f"""{DRAWN[command]}
+import matplotlib
+print(matplotlib.rcParams["savefig.facecolor"])
 """
     found = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
-    assert found.stdout.splitlines()[-1] == "auto", found.stderr
+    assert found.stdout.splitlines()[-1:] == ["auto"], found.stderr

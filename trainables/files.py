@@ -22,6 +22,7 @@ PUBLIC, PRIVATE = 0o666, 0o600
 """Permissions of a new file; the umask restricts the first."""
 PRIVATE_FOLDER = 0o700
 LONGEST_TEXT = 1 << 26  # bytes
+FOLDER = "FEDSWEEP_FOLDER"
 
 
 @contextlib.contextmanager
@@ -114,6 +115,11 @@ def subfolder(folder: Path, *names: str) -> Path:
         refuse_link(folder)
         folder.mkdir(exist_ok=True)
     return folder
+
+
+def current_folder() -> Path:
+    """That of the command. Workers of a local Ray have another one, and know it from a variable."""
+    return Path(os.environ.get(FOLDER) or Path.cwd())
 
 
 def user_folder(variable: str, *default: str) -> Path:

@@ -185,7 +185,7 @@ def _all_series(results: Results) -> list[Series]:
 # ---- drawing
 
 
-def _load_matplotlib() -> None:
+def load_matplotlib() -> None:
     """Not in the current folder, where matplotlib would read its settings first. They may be a stranger's: LaTeX,
     switched on there, reads any file that a label names."""
     with contextlib.chdir("/"):
@@ -194,7 +194,7 @@ def _load_matplotlib() -> None:
 
 
 def _figure(results: Results, drawing: Drawing) -> Figure:
-    _load_matplotlib()
+    load_matplotlib()
     from matplotlib import pyplot
 
     objective = ACCURACY if isinstance(drawing.draw, partial) else results.study.objective_spec

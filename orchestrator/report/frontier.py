@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from orchestrator.report import palette
-from orchestrator.report.figures import METADATA, PANEL, STYLE
+from orchestrator.report.figures import METADATA, PANEL, STYLE, load_matplotlib
 from orchestrator.results.surfaces import StudySurface
 from trainables.choices import Release
 from trainables.files import replacing, subfolder
@@ -16,6 +16,7 @@ def draw(
     folder: Path, surfaces: Sequence[StudySurface], delta: float | None = None, release: Release | None = None
 ) -> Path:
     """DIR/figures/frontier.svg: a panel per setting, a curve with its band per method, and the searched budgets."""
+    load_matplotlib()
     import matplotlib as mpl
     from matplotlib.figure import Figure
 

@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import math
 import multiprocessing
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -109,14 +110,30 @@ def _runner(
     if processes == 1:
         yield lambda name: (_failure(part, method) for part in checks[name])
         return
-    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"))
-    try:
+    with _safe_path():
+        pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"))
         started = {
             name: [pool.submit(_failure_of, part, method.name) for part in parts] for name, parts in checks.items()
         }
+    try:
         yield lambda name: (part.result() for part in started[name])
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _safe_path() -> Iterator[None]:
+    """A Python that is started in this block does not search the current folder, which may be anyone's. It gets the
+    search path of this process once it runs."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONSAFEPATH"]
+        else:
+            os.environ["PYTHONSAFEPATH"] = before
 
 
 def _failure_of(part: Part, method: str) -> str:

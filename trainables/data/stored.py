@@ -121,5 +121,6 @@ def stream_if_large(source: str, file: IO[bytes], info: zipfile.ZipInfo) -> Stor
     shape, fortran_order, dtype = read_header(file)
     if fortran_order or len(shape) != 2 or 0 in shape or dtype.kind not in "fiub":
         return None
+    source = source if "://" in source else os.path.abspath(source)  # workers have another current folder
     rows = StoredRows(source, size, file.tell(), (int(shape[0]), int(shape[1])), dtype.str)
     return rows if rows.offset + len(rows) * rows._row_bytes <= size else None

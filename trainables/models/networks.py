@@ -19,6 +19,7 @@ from trainables.data.backbones.extraction import normalised
 from trainables.data.sources import fetching
 from trainables.data.sources.catalogue import WEIGHTS
 from trainables.errors import LOAD_A_PLUGIN, UserError
+from trainables.files import current_folder
 from trainables.models.network_settings import NETWORKS, NetworkSettings
 from trainables.plugin_errors import plugin_errors
 
@@ -87,7 +88,7 @@ def _weights_file(settings: NetworkSettings) -> Path:
     """A file of the user, relative to the current folder or the folder of data files; or the published one."""
     if not settings.weights:
         return fetching.fetch(WEIGHTS[settings.network])
-    places = [Path.cwd(), fetching.data_folder()]
+    places = [current_folder(), fetching.data_folder()]
     found = next((place / settings.weights for place in places if (place / settings.weights).is_file()), None)
     if found is None:
         raise UserError(f"weights {settings.weights!r} are neither in the current folder nor in {places[1]}")

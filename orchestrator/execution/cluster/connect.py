@@ -85,7 +85,7 @@ def _start(cpus: int | None) -> None:
     folder = private_folder() / "r"  # a folder inside: Ray makes its own folder readable by all users
     before = listening()
     try:
-        with _loopback_only(), minimal_local_ray():
+        with _loopback_only(), minimal_local_ray(), _in_folder(folder.parent):
             ray.init(
                 address="local",
                 num_cpus=cpus,
@@ -109,6 +109,32 @@ def _start(cpus: int | None) -> None:
             f"the local Ray {ray.__version__} was stopped: it listens on {', '.join(map(str, exposed))}, which other "
             "machines may reach; install a version of Ray that fedsweep supports"
         )
+
+
+@contextlib.contextmanager
+def _in_folder(folder: Path) -> Iterator[None]:
+    """Processes that are started in this block have this current folder: Python and libraries look for code and
+    settings there, and the one of this process may be anyone's."""
+    from trainables.files import FOLDER, current_folder
+
+    places = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    variables = {
+        FOLDER: str(current_folder()),
+        "PYTHONPATH": os.pathsep.join(os.path.abspath(place) for place in places if place),
+    }
+    before = {name: os.environ.get(name) for name in variables}
+    here = os.open(".", os.O_PATH)
+    os.environ.update(variables)
+    try:
+        os.chdir(folder)
+        yield
+    finally:
+        os.fchdir(here)
+        os.close(here)
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
 
 
 def _join(address: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from trainables.data.sources.catalogue import File
 from trainables.errors import UserError
-from trainables.files import open_in_place, user_folder
+from trainables.files import current_folder, open_in_place, user_folder
 
 CHUNK = 1 << 16  # at most this much is lost when a download is interrupted
 ATTEMPTS = 3
@@ -26,13 +26,13 @@ Progress = Callable[[str, int, int | None], None]
 def cache_folder() -> Path:
     """$FEDSWEEP_CACHE, or fedsweep in the user's cache folder."""
     chosen = os.environ.get("FEDSWEEP_CACHE")
-    return Path(chosen) if chosen else user_folder("XDG_CACHE_HOME", ".cache")
+    return current_folder() / chosen if chosen else user_folder("XDG_CACHE_HOME", ".cache")
 
 
 def data_folder() -> Path:
     """The folder of feature files: $FEDSWEEP_DATA, or data in the cache folder."""
     chosen = os.environ.get("FEDSWEEP_DATA")
-    return Path(chosen) if chosen else cache_folder() / "data"
+    return current_folder() / chosen if chosen else cache_folder() / "data"
 
 
 def sha256(path: Path) -> str:
