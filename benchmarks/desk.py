@@ -1,41 +1,49 @@
-"""The desk with simulated slots: how much of a core it needs, and how long slots wait for their next pack.
+"""The driver and the desk with simulated slots: how much of a core they need, and how long slots wait.
 
     python -m benchmarks.desk 500 2000        this many slots, packs of 60 seconds
-    python -m benchmarks.desk queue           waiting times that follow from the measured CPU time per message
 
-The desk is the real one, in its own process. Simulated slots share a few processes: each sends heartbeats with a report
-at the pace that the desk asks for, ends its pack, and takes the next. The driver exchanges packs and reports every
-0.1 s. The first packs have random lengths, so that packs end at different times. Adds to reports/scaling.json.
-
-On a machine that has no free core for the desk, measured waiting times say nothing about it. `queue` simulates the
-queue of messages in front of a desk with a core of its own, in simulated time.
+The scheduler, the ledger and the desk are real, the desk in its own process. Only Tune is missing: the driver's loop
+runs as often as Tune would run it. Simulated slots share two processes. Each sends heartbeats with a report at the
+pace that the desk asks for, ends its pack with made-up results, and takes the next. The first packs have random
+lengths, so packs end at different times. `python -m benchmarks.scaling table` prints the measurements.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import pickle
 import random
 import statistics
 import sys
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import ray
 
+from benchmarks import scaling
+from orchestrator.execution.backends.base import SweepRun, scheduling
+from orchestrator.execution.backends.ray import MOST_SLOTS, SlotSearcher, SweepCallback
 from orchestrator.execution.cluster.connect import connected
+from orchestrator.execution.packing import Capacity
+from orchestrator.execution.progress import View
+from orchestrator.execution.sweep import Sweep
+from orchestrator.results.ledger import Ledger
+from orchestrator.results.locations import results_location
+from orchestrator.study.cells import PreparedStudy
+from trainables.federation.federation_size import FederationSize
 from trainables.federation.messages import Order, Report
-from trainables.ray_actors.desk import Pace, PackDesk
+from trainables.ray_actors.desk import STEPS_PER_S, Pace, PackDesk
 
 PROCESSES = 2
 PACK_S, MEASURED_S = 60.0, 40.0
-QUEUED_S = 600.0  # of simulated time
-ORDER, RESULT = 20_000, 60_000  # bytes: 128 trials
+LANES = 16
+PACKS = 8  # for every slot; half of them are there from the start
 
 
 class MeasuredDesk(PackDesk):
-    """Counts what it does."""
+    """Counts the messages of slots."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,99 +70,97 @@ class Slots:
     """Many slots in one process."""
 
     def __init__(self, desk: Any) -> None:
-        self.desk, self.waits = desk, []
+        self.desk = desk
+        self.heartbeats: list[float] = []
+        """Seconds until they were answered."""
+        self.waits: list[float] = []
+        """Seconds between the end of a pack and the next."""
 
-    async def run(self, names: list[str], until: float) -> list[float]:
-        """The seconds that slots waited between the end of a pack and the next."""
-        await asyncio.gather(*(self._slot(name, until) for name in names))
-        return self.waits
+    async def run(self, names: list[str], since: float, until: float) -> tuple[list[float], list[float]]:
+        await asyncio.gather(*(self._slot(name, since, until) for name in names))
+        return self.heartbeats, self.waits
 
-    async def _slot(self, name: str, until: float) -> None:
-        pace, seconds = Pace.of(1), random.uniform(1, PACK_S)
+    async def _slot(self, name: str, since: float, until: float) -> None:
+        pace, ended, seconds = Pace.of(1), 0.0, random.uniform(1, PACK_S)
         while time.time() < until:
-            asked = time.time()
-            order = await self.desk.take.remote(name, ["node"], pace.idle_s)
+            order = await self.desk.take.remote(name, ["node"], 0.0)
+            while order is None and time.time() < until:
+                order = await self.desk.take.remote(name, ["node"], pace.idle_s)
             if order is None:
-                continue
-            if seconds == PACK_S:
-                self.waits.append(time.time() - asked)
+                return
+            if ended > since:
+                self.waits.append(time.time() - ended)
             end = time.time() + seconds
             while (left := end - time.time()) > 0 and time.time() < until:
                 await asyncio.sleep(min(left, pace.heartbeat_s))
-                progress = Report(name, order.number, "progress", round=1)
+                sent = time.time()
+                progress = Report(name, order.number, "progress", round=1, running=LANES)
                 pace = (await self.desk.alive.remote(name, ["node"], progress)).pace
-            await self.desk.report.remote(Report(name, order.number, "ended", lanes=bytes(RESULT)))
+                if sent > since:
+                    self.heartbeats.append(time.time() - sent)
+            ended = time.time()
+            await self.desk.report.remote(_result(name, order))
             seconds = PACK_S
 
 
+def _result(slot: str, order: Order) -> Report:
+    trials = pickle.loads(order.trials)
+    lanes = pickle.dumps([scaling.made_up(trial) for trial in trials])
+    return Report(slot, order.number, "ended", trials[0].last_round, lanes=lanes)
+
+
 def measure(slots: int) -> dict[str, float]:
-    with connected(cpus=PROCESSES + 1):
-        desk = ray.remote(MeasuredDesk).options(num_cpus=0, max_concurrency=10_000).remote()
-        until = time.time() + PACK_S + MEASURED_S
-        actors = [ray.remote(Slots).options(num_cpus=1).remote(desk) for _ in range(PROCESSES)]
-        names = [f"slot {number}" for number in range(slots)]
-        running = [actor.run.remote(names[k::PROCESSES], until) for k, actor in enumerate(actors)]
-        trials, number, offered, began = pickle.dumps(bytes(ORDER)), 0, 0, None
-        exchanges: list[float] = []
-        while time.time() < until:
-            orders = [Order(number + k, trials) for k in range(slots // 10 - offered)]
-            number, offered = number + len(orders), offered + len(orders)
-            sent = time.time()
-            reports = ray.get(desk.exchange.remote(orders))
-            exchanges.append(time.time() - sent)
-            offered -= sum(report.kind == "started" for report in reports)
-            if began is None and until - time.time() < MEASURED_S:
-                began = time.time(), *ray.get(desk.used.remote())
-            time.sleep(0.1)
-        assert began is not None
-        used, messages = ray.get(desk.used.remote())
-        seconds = time.time() - began[0]
-        waits = [wait for found in ray.get(running) for wait in found]
-        return {
-            "pack_s": PACK_S,
-            "messages_per_s": (messages - began[2]) / seconds,
-            "desk_share_of_core": (used - began[1]) / seconds,
-            "exchange_ms": 1000 * statistics.median(exchanges),
-            "wait_ms": 1000 * statistics.median(waits) if waits else float("nan"),
-            "packs": len(waits),
-        }
-
-
-def queued(slots: int, seconds: float) -> dict[str, float]:
-    """How long messages wait if the desk needs `seconds` of CPU time for each and handles them in their order."""
-    pace, chance = Pace.of(slots), random.Random(0)
-    arrivals: list[tuple[float, int]] = []
-    """Time and number of messages: at the end of a pack a slot reports it, and takes the next."""
-    for _ in range(slots):
-        beat, end = chance.uniform(0, pace.heartbeat_s), chance.uniform(0, PACK_S)
-        arrivals += [(beat + k * pace.heartbeat_s, 1) for k in range(int(QUEUED_S / pace.heartbeat_s))]
-        arrivals += [(end + k * PACK_S, 2) for k in range(int(QUEUED_S / PACK_S))]
-    free, beats, packs = 0.0, [], []
-    for at, messages in sorted(arrivals):
-        free = max(free, at) + messages * seconds
-        (beats if messages == 1 else packs).append(1000 * (free - at))
+    study = scaling.study(slots * LANES * PACKS)
+    with connected(cpus=slots), tempfile.TemporaryDirectory(prefix="fedsweep-desk-") as folder:
+        desk = ray.remote(MeasuredDesk).options(num_cpus=0, max_concurrency=MOST_SLOTS).remote()
+        actors = [ray.remote(Slots).options(num_cpus=0).remote(desk) for _ in range(PROCESSES)]
+        with Ledger.write(Path(folder)) as ledger:
+            run = SweepRun(
+                Sweep(PreparedStudy.prepare(study), ledger), study.resources, results_location(folder), View()
+            )
+            with scheduling(run, Capacity(FederationSize(), slots, LANES)) as scheduler:
+                driver = SweepCallback(run, scheduler, SlotSearcher(scheduler), desk, lambda key: None, elastic=False)
+                until = time.time() + PACK_S + MEASURED_S
+                since = until - MEASURED_S
+                names = [f"slot {number}" for number in range(slots)]
+                slices = [names[k::PROCESSES] for k in range(PROCESSES)]
+                running = [actor.run.remote(some, since, until) for actor, some in zip(actors, slices, strict=True)]
+                _drive(driver, since)
+                before = time.time(), time.process_time(), *ray.get(desk.used.remote())
+                _drive(driver, until)
+                after = time.time(), time.process_time(), *ray.get(desk.used.remote())
+                ray.get(desk.close.remote())
+                found = ray.get(running)
+                scheduler.stopping = True
+    seconds, driver_s, desk_s, messages = (now - then for now, then in zip(after, before, strict=True))
+    heartbeats, waits = ([second for times in found for second in times[kind]] for kind in range(2))
     return {
-        "queued_message_ms": statistics.median(beats),
-        "queued_message_99_ms": statistics.quantiles(beats, n=100)[98],
-        "queued_pack_ms": statistics.median(packs),
-        "queued_pack_99_ms": statistics.quantiles(packs, n=100)[98],
-        "queued_share_of_core": sum(messages for _, messages in arrivals) * seconds / QUEUED_S,
+        "messages_per_s": messages / seconds,
+        "message_cpu_ms": 1000 * desk_s / messages,
+        "desk_share_of_core": desk_s / seconds,
+        "driver_share_of_core": driver_s / seconds,
+        "packs": len(waits),
+        **_quantiles("heartbeat", heartbeats),
+        **_quantiles("wait", waits),
     }
 
 
-def main() -> None:
-    from benchmarks.scaling import REPORT, save
+def _drive(driver: SweepCallback, until: float) -> None:
+    while time.time() < until:
+        driver.on_step_begin(0, [])
+        time.sleep(1 / STEPS_PER_S)
 
-    if sys.argv[1:] == ["queue"]:
-        for slots, measured in json.loads(REPORT.read_text())["desk"].items():
-            found = queued(int(slots), measured["desk_share_of_core"] / measured["messages_per_s"])
-            print(slots, found)
-            save("desk", slots, found, machine=measured["machine"])
-        return
+
+def _quantiles(name: str, seconds: list[float]) -> dict[str, float]:
+    found = statistics.quantiles(seconds, n=100)
+    return {f"{name}_ms": 1000 * found[49], f"{name}_99_ms": 1000 * found[98]}
+
+
+def main() -> None:
     for slots in map(int, sys.argv[1:]):
         found = measure(slots)
         print(slots, found, flush=True)
-        save("desk", str(slots), found)
+        scaling.save("desk", str(slots), found)
 
 
 if __name__ == "__main__":

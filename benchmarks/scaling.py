@@ -2,7 +2,9 @@
 
     python -m benchmarks.scaling 10000 100000             measure these numbers of trials
     python -m benchmarks.scaling 1000000 --folder DIR     keep the results folder there, and use one that exists
-    python -m benchmarks.scaling table                    the table of docs/scaling.md, from the measurements
+    python -m benchmarks.scaling view 10000 100000        the live view of studies of this size
+    python -m benchmarks.scaling keys                     the index of the trials' keys in SQLite
+    python -m benchmarks.scaling table                    the tables of docs/scaling.md, from the measurements
 
 A cell has 1,000 trials: coarse, fine, contest and confirm. The study, search, scheduler and ledger are the real ones;
 the federation answers at once with made-up results. Every command runs in its own process. CPU time is user and system
@@ -12,11 +14,13 @@ time; peak memory is that of the process. The measurements are in benchmarks/rep
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import platform
 import shutil
 import sqlite3
+import statistics
 import sys
 import tempfile
 import time
@@ -26,10 +30,11 @@ from typing import Any
 
 from orchestrator.execution.backends.base import SweepRun, scheduling
 from orchestrator.execution.packing import Capacity
-from orchestrator.execution.progress import View
+from orchestrator.execution.progress import SweepProgress, View, progress_table
 from orchestrator.execution.scheduler import Scheduler
 from orchestrator.execution.study_run import _record_study
 from orchestrator.execution.sweep import Sweep
+from orchestrator.results import counts
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.locations import results_location
 from orchestrator.study.cells import PreparedStudy
@@ -42,6 +47,8 @@ from trainables.federation.trial_spec import TrialSpec
 REPORT = Path(__file__).parent / "reports" / "scaling.json"
 TRIALS_PER_CELL = 1000
 SLOTS, LANES = 16, 2048
+UPDATES = 5  # of the live view, which are measured
+KEYS, KNOWN_KEYS = 100_000, (0, 1_000_000, 2_000_000)
 SEEDS = {"search": [42, 43, 44], "contest": [50, 51, 52, 53, 54, 55, 56], "confirm": [100, 101, 102, 103, 104]}
 AXES: dict[str, dict[str, list[float]]] = {
     "dp-fedsofim": {"rho": [0.1, 1.0, 5.0, 10.0], "beta": [0.8, 0.9, 0.95, 0.99]},
@@ -56,6 +63,7 @@ BARS = {
     "driver_wall_ms": ("driver, elapsed time per trial", ""),
     "driver_bytes": ("driver, memory per trial", "500 B"),
     "ledger_bytes": ("ledger per trial", ""),
+    "view_ms": ("driver, an update of the live view", ""),
     "status": ("`status`", "2 s"),
     "best": ("`best`", "5 s"),
     "tables": ("`tables`", "60 s, 1 GB"),
@@ -63,6 +71,14 @@ BARS = {
     "report": ("`report`", "60 s"),
     "check": ("`check`", ""),
     "merge": ("`merge` of two halves", "180 s"),
+}
+DESK_COLUMNS = {
+    "messages_per_s": ("messages per second", "{:.0f}"),
+    "message_cpu_ms": ("desk, CPU time per message", "{:.2f} ms"),
+    "desk_share_of_core": ("desk, share of a core", "{:.0%}"),
+    "driver_share_of_core": ("driver, share of a core", "{:.0%}"),
+    "heartbeat": ("a heartbeat is answered after, median (99%)", "{:.0f} ms ({:.0f} ms)"),
+    "wait": ("from the end of a pack to the next, median (99%)", "{:.0f} ms ({:.0f} ms)"),
 }
 
 
@@ -153,6 +169,35 @@ def _answer(scheduler: Scheduler) -> float:
             used += time.process_time() - began
             scheduler.receive([Report(slot, order.number, "ended", last, lanes=lanes)])
     return used
+
+
+def live_view(trials: int) -> dict[str, float]:
+    """The CPU time of what a live view shows, at the start of a sweep."""
+    with tempfile.TemporaryDirectory(prefix="fedsweep-scaling-") as folder, Ledger.write(Path(folder)) as ledger:
+        with ledger.transaction():
+            sweep = Sweep(PreparedStudy.prepare(study(trials)), ledger)
+        times = []
+        for _ in range(UPDATES):
+            began = time.process_time()
+            SweepProgress.of(sweep)
+            progress_table(sweep)
+            times.append(time.process_time() - began)
+    return {"view_ms": 1000 * statistics.median(times)}
+
+
+def key_insertions() -> dict[str, float]:
+    """The CPU time, in microseconds per key, of giving numbers to new trials, by the number of known trials."""
+    found: dict[str, float] = {}
+    with tempfile.TemporaryDirectory(prefix="fedsweep-scaling-") as folder, Ledger.write(Path(folder)) as ledger:
+        for known in range(0, KNOWN_KEYS[-1] + KEYS, KEYS):
+            keys = [hashlib.sha256(str(number).encode()).hexdigest()[:24] for number in range(known, known + KEYS)]
+            began = time.process_time()
+            for start in range(0, KEYS, LANES):
+                with ledger.transaction():
+                    counts.numbers(ledger._db, keys[start : start + LANES])
+            if known in KNOWN_KEYS:
+                found[str(known)] = 1e6 * (time.process_time() - began) / KEYS
+    return found
 
 
 def _status_field(name: str) -> int:
@@ -258,9 +303,9 @@ def _machine() -> str:
     return f"{os.cpu_count()} cores, {platform.machine()}, load {os.getloadavg()[0]:.0f}" if names else ""
 
 
-def save(section: str, name: str, found: dict[str, Any], machine: str = "") -> None:
+def save(section: str, name: str, found: dict[str, Any]) -> None:
     known = json.loads(REPORT.read_text()) if REPORT.exists() else {}
-    known.setdefault(section, {}).setdefault(name, {}).update({**found, "machine": machine or _machine()})
+    known.setdefault(section, {}).setdefault(name, {}).update({**found, "machine": _machine()})
     REPORT.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
 
 
@@ -269,16 +314,32 @@ def save(section: str, name: str, found: dict[str, Any], machine: str = "") -> N
 
 def table() -> str:
     known = json.loads(REPORT.read_text())
-    counts = sorted(known["trials"], key=int)
+    sizes = sorted(known["trials"], key=int)
     lines = [
-        f"| | bar at 10⁶ | {' | '.join(f'{int(count):,} trials' for count in counts)} |",
-        f"|---|---:|{'---:|' * len(counts)}",
+        f"| | bar at 10⁶ | {' | '.join(f'{int(size):,} trials' for size in sizes)} |",
+        f"|---|---:|{'---:|' * len(sizes)}",
     ]
     for name, (title, bar) in BARS.items():
-        cells = [_cell(name, known["trials"][count].get(name)) for count in counts]
+        section = "view" if name == "view_ms" else "trials"
+        cells = [_cell(name, known[section].get(size, {}).get(name)) for size in sizes]
         if not any(cells):
             continue
         lines.append(f"| {title} | {bar} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def desk_table() -> str:
+    """The measurements of `benchmarks.desk`."""
+    known = json.loads(REPORT.read_text())["desk"]
+    columns = DESK_COLUMNS.items()
+    lines = [f"| slots | {' | '.join(title for _, (title, _) in columns)} |", f"|---:|{'---:|' * len(columns)}"]
+    for slots in sorted(known, key=int):
+        found = known[slots]
+        cells = [
+            form.format(*(found[key] for key in (name, f"{name}_ms", f"{name}_99_ms") if key in found))
+            for name, (_, form) in columns
+        ]
+        lines.append(f"| {int(slots):,} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -289,19 +350,30 @@ def _cell(name: str, value: Any) -> str:
         return f"{value:.2f} ms"
     if name.endswith("bytes"):
         return f"{value:.0f} B"
+    if name == "view_ms":
+        return f"{value:.0f} ms"
     return f"{value['cpu_s']:.1f} s CPU, {value['wall_s']:.1f} s, {value['peak_mb']:.0f} MB"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="+", help="numbers of trials; run N; table")
+    parser.add_argument("what", nargs="+", help="numbers of trials; run N; view N; keys; table")
     parser.add_argument("--folder", type=Path, help="results folder to keep")
     parser.add_argument("--only", nargs="*", default=[], help="commands to measure")
     options = parser.parse_args()
     if options.what[0] == "run":
         print(json.dumps(run(options.folder, int(options.what[1]))))
     elif options.what[0] == "table":
-        print(table())
+        print(table(), desk_table(), sep="\n\n")
+    elif options.what[0] == "view":
+        for trials in options.what[1:]:
+            found = live_view(int(trials))
+            print(trials, found, flush=True)
+            save("view", trials, found)
+    elif options.what[0] == "keys":
+        insertions = key_insertions()
+        print(insertions)
+        save("driver", "keys_us", insertions)
     else:
         for trials in map(int, options.what):
             save("trials", str(trials), measure(trials, options.folder, options.only))

@@ -20,12 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.scaling import save
 from benchmarks.waiting import WaitingFederation
 from orchestrator.execution.backends import ray as ray_backend
 from orchestrator.execution.backends.base import SweepRun
 from orchestrator.execution.cluster.connect import connected
 from orchestrator.execution.packing import Capacity
-from orchestrator.execution.progress import SweepProgress, View, progress_table
+from orchestrator.execution.progress import View
 from orchestrator.execution.sweep import Sweep
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.locations import results_location
@@ -116,7 +117,7 @@ def measure(slots: int, seconds: float) -> Measured:
     return Measured(slots, seconds, len(packs), busy, len(ran), used / (ended - began), first - began)
 
 
-def cost_of_trials(trials: int) -> str:
+def cost_of_trials(trials: int) -> dict[str, float]:
     """The driver's work per trial: plan, check, send, receive, account, record. Half of the trials are coarse, half
     fine, with three seeds each; two slots, packs of 1,024."""
     rates, rhos, betas = ([low + step * k for k in range(many)] for low, step, many in AXES)
@@ -128,18 +129,17 @@ def cost_of_trials(trials: int) -> str:
     )
     with connected(cpus=2):
         memory, began, processor = _resident(), time.time(), time.process_time()
-        with waiting_sweep(measured_study, 2, 0.0, lanes=1024) as (sweep, folder, planned):
+        with waiting_sweep(measured_study, 2, 0.0, lanes=1024) as (_, folder, planned):
             used, took, grown = time.process_time() - processor, time.time() - began, _resident() - memory
-            began = time.process_time()
-            SweepProgress.of(sweep)
-            progress_table(sweep)
-            looked = time.process_time() - began
             size = (folder / "results" / "ledger.sqlite").stat().st_size
-    return (
-        f"{trials} trials: {1000 * used / trials:.3f} ms of CPU per trial ({1000 * planned / trials:.3f} before the "
-        f"first pack), {grown / trials:.0f} bytes of memory and {size / trials:.0f} bytes of the ledger per trial; "
-        f"{took:.0f} s in total, one progress update {1000 * looked:.2f} ms"
-    )
+    return {
+        "trials": trials,
+        "driver_ms": 1000 * used / trials,
+        "driver_ready_ms": 1000 * planned / trials,
+        "driver_bytes": grown / trials,
+        "ledger_bytes": size / trials,
+        "seconds": took,
+    }
 
 
 AXES = ((0.001, 0.001, 1000), (1.0, 1.0, 10), (0.0, 0.05, 10))
@@ -152,7 +152,9 @@ def _resident() -> int:
 
 def main() -> None:
     if sys.argv[1:2] == ["trials"]:
-        print(cost_of_trials(int(sys.argv[2])))
+        found = cost_of_trials(int(sys.argv[2]))
+        print(found)
+        save("driver", "with_tune", found)
         return
     chosen = [(int(sys.argv[1]), float(sys.argv[2]))] if len(sys.argv) == 3 else None
     print(COLUMNS)

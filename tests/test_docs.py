@@ -17,6 +17,7 @@ import yaml
 from command_line import check_fedsweep
 from repository_files import DOCS, REPOSITORY, blocks
 
+from benchmarks import scaling
 from orchestrator.cli import app
 from orchestrator.study.cells import PreparedStudy
 from orchestrator.study.reading import load, parse, setting_paths
@@ -306,3 +307,9 @@ def test_versions_agree():
     assert yaml.safe_load((REPOSITORY / "CITATION.cff").read_text())["version"] == version
     assert f"## {version}" in (REPOSITORY / "CHANGELOG.md").read_text()
     assert f"fedsweep-{version}-py3" in (DOCS / "install.md").read_text()
+
+
+def test_the_tables_of_the_scaling_page_are_those_of_its_benchmark():
+    page = (DOCS / "scaling.md").read_text()
+    assert scaling.table() in page
+    assert scaling.desk_table() in page

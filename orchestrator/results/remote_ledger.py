@@ -1,9 +1,9 @@
 """The ledger at a URL, sent in increments: what a pack adds to it, never the whole ledger per pack.
 
 SQLite appends every transaction to a log next to the ledger (write-ahead log). While a study runs, the log is not
-merged into the ledger; what it has grown by is uploaded as a new file. When the log has become as large as the ledger,
-both are merged and the ledger is uploaded as a whole, so that all uploads together are a few times as large as the
-ledger.
+merged into the ledger; what it has grown by is uploaded as a new file. When the log has become larger than the ledger
+(and than 16 MB), both are merged and the ledger is uploaded as a whole, so that all uploads together are a few times as
+large as the ledger.
 
     ledger.sqlite            a complete ledger, as of the last merge
     ledger.log/current       the name of the log that continues it; empty while the ledger is replaced
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 LEDGER, LOGS = "ledger.sqlite", "ledger.log"
 CURRENT = f"{LOGS}/current"
-SMALLEST_MERGE = 1 << 24  # bytes of the log
+SMALLEST_MERGE = 1 << 24  # bytes of the log: a small ledger would be uploaded as a whole after every few packs
 ATTEMPTS = 20  # to read a ledger that is replaced meanwhile
 HEADER, FRAME_HEADER = 32, 24  # bytes, in SQLite's format of the log
 

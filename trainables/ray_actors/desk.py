@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from trainables.federation.messages import Order, Report
 
-MESSAGES_PER_S = 400  # heartbeats of all slots together; a core of a server handles about 900
+MESSAGES_PER_S = 400  # heartbeats of all slots together; each takes about a millisecond of the desk's time
 STEPS_PER_S = 100  # Tune steps of all slots together; each costs the driver a few milliseconds
 PACE_EVERY_S = 1.0
 SLOT_LEFT_S = 60.0  # without a message, before a slot is not counted any more
