@@ -280,9 +280,21 @@ def test_clients_computed_together_give_the_same_bits_as_alone(method, classes, 
     if classes == 4:
         assert min(sizes) < 32 < together / 2 < max(sizes), "there are batches of many clients, of few and of one"
     else:
-        assert len(set(SHAPES["cpu"].batches(range(60), sizes, False))) < 60, "some are computed together"
+        assert len(set(SHAPES["cpu"].batches(range(60), sizes, of.model.dimension, False))) < 60, (
+            "some are computed together"
+        )
     once = small.run(trials, of)
     assert small.run(trials, of, hosts=7) == once
+    monkeypatch.setitem(SHAPES, "cpu", OneClientPerBatch(**vars(SHAPES["cpu"])))
+    assert small.run(trials, of) == once
+
+
+def test_hundreds_of_tiny_clients_together_give_the_same_bits_as_alone(monkeypatch):
+    of = small.problem("synthetic-frozen:900,100,12,4", "iid", clients=300)
+    trials = [small.trial(of, "dp-fedavg", {"local_steps": 2}, rounds=2, every=2, seed=seed) for seed in (42, 7)]
+    assert len(SHAPES["cpu"].batches(range(300), of.partition.sizes, of.model.dimension, False)) == 2
+    once = small.run(trials, of)
+    assert small.run(trials, of, hosts=3) == once
     monkeypatch.setitem(SHAPES, "cpu", OneClientPerBatch(**vars(SHAPES["cpu"])))
     assert small.run(trials, of) == once
 

@@ -151,6 +151,23 @@ def test_a_plan_takes_longer_on_a_busy_machine(monkeypatch):
     assert seconds[20.0] >= 10 * seconds[0.0]
 
 
+def test_a_plan_knows_that_many_small_clients_and_local_steps_take_long(monkeypatch):
+    """The same rows and lanes: of 20 clients or of 3,000, with 1 or 20 local steps."""
+    from orchestrator.execution import planning
+
+    monkeypatch.setattr(planning.machine_speed, "gemm_rate", lambda: 1e12)
+    monkeypatch.setattr(planning.os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+
+    def seconds(clients, steps):
+        method = {"dp-fedavg": {"coarse": {"local_steps": [steps]}, "fine": {"local_steps": [steps]}}}
+        data = ["synthetic-frozen:9000,100,12,4"]
+        study = {**STUDY, "data": data, "partitions": ["iid"], "clients": clients, "methods": [method]}
+        return planning.plan(from_mapping(study, "the study")).seconds - planning.START_S
+
+    assert seconds(3000, 20) > 5 * seconds(20, 20)
+    assert seconds(3000, 20) > 5 * seconds(3000, 1)
+
+
 def test_the_time_left_follows_a_machine_that_becomes_busy(monkeypatch):
     """10 trial-rounds a second for a minute, then 1: after another minute only the 1 counts."""
     from types import SimpleNamespace

@@ -15,7 +15,7 @@ from scipy import stats
 from trainables.federation.client_host import ClientHost
 from trainables.federation.pack import client_work
 from trainables.federation.problem import ProblemData
-from trainables.privacy.noise import SERVER, Address
+from trainables.privacy.noise import SERVER, Address, fill_normals
 
 HOME = Address(seed=42, client=3, round=7, step=0, purpose="gradient")
 # one neighbour per field
@@ -78,6 +78,13 @@ def test_a_pure_function():
     NEIGHBOURS["round"].normal(17)
     assert (HOME.normal(1000) == first).all()
     assert (Address(42, 3, 7, 0, "gradient").normal(100) == first[:100]).all()
+
+
+def test_many_addresses_at_once():
+    found = np.empty((3, 2, 5), np.float32)
+    fill_normals(found, (4, 0, 9), (7, 42), 3, 1, "gradient")
+    each = [[Address(seed, client, 3, 1, "gradient").normal(5) for seed in (7, 42)] for client in (4, 0, 9)]
+    np.testing.assert_array_equal(found, each)
 
 
 def test_the_same_in_another_process():

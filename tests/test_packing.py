@@ -125,17 +125,19 @@ def test_lanes_that_fit_a_gpu():
     assert lanes_that_fit(head, [2500] * 20, False, 2**30) == 0
 
 
-@given(st.lists(st.integers(1, 2000), min_size=1, max_size=600), st.booleans())
-def test_every_client_is_in_one_batch(sizes, apart):
+@given(st.lists(st.integers(1, 2000), min_size=1, max_size=600), st.integers(1, 1 << 20), st.booleans())
+def test_every_client_is_in_one_batch(sizes, weights, apart):
     """On a CPU and on a GPU, with room for its rows; on a CPU the padding does not depend on other clients."""
     clients = list(range(len(sizes)))
     for device in ("cpu", "cuda"):
-        batches = SHAPES[device].batches(clients, sizes, apart)
+        batches = SHAPES[device].batches(clients, sizes, weights, apart)
         assert sorted(client for some, _ in batches for client in some) == clients
         assert all(sizes[client] <= rows for some, rows in batches for client in some)
         assert max(len(some) for some, _ in batches) <= MAX_CLIENTS
-    alone = {client: SHAPES["cpu"].batches([client], sizes, apart)[0][1] for client in clients}
-    assert all(alone[client] == rows for some, rows in SHAPES["cpu"].batches(clients, sizes, apart) for client in some)
+    alone = {client: SHAPES["cpu"].batches([client], sizes, weights, apart)[0][1] for client in clients}
+    assert all(
+        alone[client] == rows for some, rows in SHAPES["cpu"].batches(clients, sizes, weights, apart) for client in some
+    )
 
 
 # ---- packs

@@ -21,7 +21,7 @@ import fedsweep as fedsweep_package
 from orchestrator.execution.progress import progress_table
 from orchestrator.report.benchmark import lookup
 from orchestrator.report.tables.render import frame_to_csv
-from orchestrator.results import status
+from orchestrator.results import remote_lock, status
 from orchestrator.results.best_file import read_best
 from orchestrator.results.ledger import Ledger
 from trainables.data import feature_file, features
@@ -429,8 +429,9 @@ LOCKS = ([], 5, "x", {}, {"holder": 5}, {"holder": ESCAPE, "alive": 0, "token": 
 
 
 @pytest.mark.parametrize("lock", LOCKS)
-def test_a_hostile_lock_names_no_path(lock, written, tmp_path, fedsweep):
+def test_a_hostile_lock_names_no_path(lock, written, tmp_path, fedsweep, monkeypatch):
     """A token becomes part of the name of a file."""
+    monkeypatch.setattr(remote_lock, "PATIENCE_S", 0.1)
     results = shutil.copytree(written, tmp_path / "results")
     (results / "remote.lock").write_text(json.dumps(lock))
     (results / "remote.lock.").mkdir()

@@ -11,18 +11,20 @@ from typing import Any
 from orchestrator.execution import machine_speed
 from orchestrator.execution.cell_search import CellSearch
 from orchestrator.execution.host_memory import lanes_bytes, machine_bytes, within_memory
-from orchestrator.execution.packing import Capacity, cluster_capacity, make_packs, passes
+from orchestrator.execution.pack_cost import PackCost
+from orchestrator.execution.packing import Capacity, cluster_capacity, make_packs
 from orchestrator.study.advice import advice
 from orchestrator.study.cells import PreparedStudy
 from orchestrator.study.study import Study
 from trainables.data.stored import StoredRows
 from trainables.federation.trial_spec import TrialSpec
-from trainables.models import kernels, operations
+from trainables.models import kernels
 
 # share of a core's rate for matrix products that trial-rounds reach (measured by fedsweep bench)
 GEMM_SHARE = {"compiled": 0.6, "torch": 0.4}
 GPU_RATE = 8.7e12  # operations per second of trial-rounds on one H200 with 2,048 lanes (docs/scaling.md)
 START_S = 12
+DISTINCT = 100  # configurations of a stage, at most, that stand for all that are not known yet
 PROCESS_BYTES = 350 << 20  # a Python process that has imported torch
 
 
@@ -110,7 +112,8 @@ def plan(study: Study, nodes: Sequence[dict[str, float]] | None = None) -> Plan:
     packs: Counter[str] = Counter()
     known: set[str] = set()
     rounds = 0
-    flops = 0.0
+    flops = overhead = 0.0
+    device = capacity.size.device
     for stage in study.stages:
         candidates = {trial.key: trial for search in searches for trial in _stage_trials(search, stage)}
         members = [trial for key, trial in candidates.items() if key not in known]
@@ -120,20 +123,24 @@ def plan(study: Study, nodes: Sequence[dict[str, float]] | None = None) -> Plan:
         # stages that open at once may share trials, which are known by their keys
         opened = any(stage in search.stages for search in searches)
         trials[stage] = len(members) if opened else sum(search.trials_to_come().get(stage, 0) for search in searches)
-        packs[stage] = len(make_packs(members, capacity))
-        for trial in members:
-            rounds += trial.last_round
-            problem = prepared.problems[trial.problem.key]
-            flops += operations(problem.model) * sum(problem.partition.sizes) * trial.last_round * passes(trial)
+        made = make_packs(members, capacity)
+        packs[stage] = len(made)
+        for pack in made:
+            problem = prepared.problems[pack[0].problem.key]
+            rounds += sum(trial.last_round for trial in pack)
+            cost = PackCost.of(pack, problem, device)
+            flops, overhead = flops + cost.operations, overhead + cost.overhead_s
     load, slowdown = 0.0, 1.0
-    if capacity.size.device == "cuda":
+    if device == "cuda":
+        overhead = 0.0
         rate = GPU_RATE * capacity.federations * capacity.size.gpus_per_host * capacity.size.hosts
     else:
         processes = capacity.federations * capacity.size.hosts
         load = os.getloadavg()[0] if nodes is None else 0.0
         slowdown = contention(load, processes, os.cpu_count() or 1) if nodes is None else 1.0
         rate = machine_speed.gemm_rate() * GEMM_SHARE[kernels.chosen("cpu")] * processes / slowdown
-    seconds = START_S * slowdown + flops / rate
+        overhead *= slowdown / processes
+    seconds = START_S * slowdown + flops / rate + overhead
     return Plan(
         study.name,
         len(prepared.cells),
@@ -168,11 +175,12 @@ def _stage_trials(search: CellSearch, stage: str) -> list[TrialSpec]:
             search.open(stage, trials)
         return trials
     space = search.cell.space
-    some = space.grid(space.coarse)[0]
+    grid = space.grid(space.coarse)
+    some = [grid[n * len(grid) // DISTINCT] for n in range(DISTINCT)] if len(grid) > DISTINCT else grid
     if search.variant.strategy.publishes_only_winner:
-        placeholders = [search.cell.private_trial(some, 0, "validation")]
+        placeholders = [search.cell.private_trial(each, 0, "validation") for each in some]
     else:
-        placeholders = search.trials(stage, [some])
+        placeholders = search.trials(stage, some)
     return [
         placeholders[n % len(placeholders)].model_copy(update={"code": f"{search.name} {stage} {n}"})
         for n in range(count)

@@ -195,7 +195,7 @@ class ClientHost:
             self._batches, self._centre = self._raw_batches, None
             x, y, rows = (work.data.load(name) for name in ("x", "y", "rows"))
             features_of = _reader(x, {client: rows[client] for client in clients})
-            for batch, length in SHAPES[self.device].batches(clients, sizes, apart):
+            for batch, length in SHAPES[self.device].batches(clients, sizes, model.dimension, apart):
                 parts = [(at_cut(model, features_of(client), self.device), y[rows[client]]) for client in batch]
                 public_sizes = [sizes[client] for client in batch]
                 shard = Shard.build(parts, self.device, rows=length, sizes=public_sizes, precision=precision)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from trainables.federation.pack import ClientWork
 from trainables.federation.staging import Staging
 from trainables.models import kernels
-from trainables.privacy.noise import Address, keyed
+from trainables.privacy.noise import fill_normals, keyed
 from trainables.privacy.participation import participants, takes_part
 
 
@@ -75,9 +75,7 @@ class LaneVectors:
         purpose = keyed(purpose, self.noise_key)
 
         def fill(array: NDArray[np.float32]) -> None:
-            for i, client in enumerate(clients):
-                for j, seed in enumerate(self.seeds):
-                    array[i, j] = Address(int(seed), client, t, step, purpose).normal(size)
+            fill_normals(array, clients, self.seeds.tolist(), t, step, purpose)
 
         shape = (len(clients), len(self.seeds), size)
         if self.device == "cuda" and kernels.chosen("cuda") == "triton":

@@ -14,6 +14,8 @@ from trainables.lazy import torch
 MAX_CLIENTS = 256  # computed together on a GPU: memory holds one release per client and lane
 MIN_ROWS = 1024  # rows of a chunk of several clients on a GPU
 ROW_MULTIPLE = 32  # small clients are padded to a multiple of this many rows
+ROWS_OF_MANY = 8192  # of very small clients with few weights, together on a CPU: every call costs a millisecond
+WEIGHTS_OF_MANY = 1 << 14  # of all of them, in one lane
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,12 @@ class Shape:
             return 1, self.rows(width)
         return clients, step
 
-    def batches(self, clients: Sequence[int], sizes: Sequence[int], apart: bool) -> list[tuple[tuple[int, ...], int]]:
+    def batches(
+        self, clients: Sequence[int], sizes: Sequence[int], weights: int, apart: bool
+    ) -> list[tuple[tuple[int, ...], int]]:
         """Groups of clients to compute together, and the rows that each client is padded to. On a CPU the rows depend
         on the client alone: the number of rows can change the rounding, the other clients cannot.
-        `apart`: one client at a time on a CPU."""
+        `weights`: of the model in one lane. `apart`: one client at a time on a CPU."""
         if self.rows_together is None:
             # clients of similar size together, which needs less padding
             by_size = sorted(clients, key=lambda client: (-sizes[client], client))
@@ -60,7 +64,7 @@ class Shape:
         return [
             (tuple(alike[start : start + length]), rows)
             for rows, alike in sorted(by_rows.items())
-            for length in [max(1, self.rows_together // rows)]
+            for length in [max(1, self.rows_together // rows, min(ROWS_OF_MANY // rows, WEIGHTS_OF_MANY // weights))]
             for start in range(0, len(alike), length)
         ]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import struct
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,8 +28,8 @@ class _ReusedGenerator(threading.local):
         self._state = self._philox.state  # before the first draw
         self._generator = np.random.Generator(self._philox)
 
-    def at(self, key: bytes) -> np.random.Generator:
-        self._state["state"]["key"][:] = np.frombuffer(key, dtype="<u8")
+    def at(self, key: NDArray[np.uint64]) -> np.random.Generator:
+        self._state["state"]["key"] = key
         self._philox.state = self._state
         return self._generator
 
@@ -51,9 +52,28 @@ class Address:
 
     def generator(self) -> np.random.Generator:
         """The generator of this address. Use it at once: the next call re-keys the same object."""
-        packed = struct.pack("<4q", self.seed, self.client, self.round, self.step) + self.purpose.encode()
-        return _REUSED.at(hashlib.blake2b(packed, digest_size=16, person=PERSON).digest())
+        return _REUSED.at(_keys([self.seed], [self.client], self.round, self.step, self.purpose)[0])
 
     def normal(self, size: int) -> NDArray[np.float32]:
         """`size` independent standard normal numbers."""
         return self.generator().standard_normal(size, dtype=np.float32)
+
+
+def fill_normals(
+    out: NDArray[np.float32], clients: Sequence[int], seeds: Sequence[int], round: int, step: int, purpose: str
+) -> None:
+    """What `Address.normal` gives for all clients and seeds, (clients, seeds, size), in half the time."""
+    keys = _keys(seeds, clients, round, step, purpose)
+    for key, row in zip(keys, out.reshape(len(keys), -1), strict=True):
+        _REUSED.at(key).standard_normal(dtype=np.float32, out=row)
+
+
+def _keys(seeds: Sequence[int], clients: Sequence[int], round: int, step: int, purpose: str) -> NDArray[np.uint64]:
+    """The key of Philox for every client and seed, client by client."""
+    pack, name = struct.Struct("<4q").pack, purpose.encode()
+    digests = [
+        hashlib.blake2b(pack(seed, client, round, step) + name, digest_size=16, person=PERSON).digest()
+        for client in clients
+        for seed in seeds
+    ]
+    return np.frombuffer(b"".join(digests), dtype="<u8").reshape(-1, 2)

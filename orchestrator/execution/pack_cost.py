@@ -1,0 +1,37 @@
+"""What a pack costs, estimated from its trials and the sizes of the clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from orchestrator.execution.packing import passes
+from trainables.federation.pack import program_of
+from trainables.federation.problem import Problem
+from trainables.federation.trial_spec import TrialSpec
+from trainables.models import operations
+from trainables.models.lanes import SHAPES
+
+CALL_S = 1e-3  # that a step of a batch of clients takes on a core, whatever its size
+NOISE_S = 6e-6  # that the noise of a client takes in a step, whatever its length
+
+
+@dataclass(frozen=True)
+class PackCost:
+    operations: float
+    """Floating-point operations on the rows of all clients, with their padding."""
+    overhead_s: float
+    """Seconds of one core that do not depend on the number of rows."""
+
+    @classmethod
+    def of(cls, pack: Sequence[TrialSpec], problem: Problem, device: str) -> PackCost:
+        first, sizes, program = pack[0], problem.partition.sizes, program_of(pack[0])
+        apart = program.samples or program.participation < 1
+        batches = SHAPES[device].batches(range(len(sizes)), sizes, problem.model.dimension, apart)
+        rows = sum(len(clients) * padded for clients, padded in batches)
+        steps = first.last_round * float(first.hyperparameters.get("local_steps", 1))
+        noises = len(sizes) * len({trial.seed for trial in pack})  # drawn once for all lanes of a seed
+        return cls(
+            operations(problem.model) * rows * sum(trial.last_round * passes(trial) for trial in pack),
+            steps * (len(batches) * CALL_S + noises * NOISE_S),
+        )
