@@ -1,5 +1,7 @@
 """Faults that new users met: messages, hints and exit codes of the first hour."""
 
+import errno
+import os
 import shlex
 import sqlite3
 import subprocess
@@ -11,7 +13,7 @@ import pytest
 import small
 
 import fedsweep as face
-from orchestrator.execution import machine_speed
+from orchestrator.execution import machine_speed, study_run
 from orchestrator.results import ledger
 from orchestrator.study.reading import from_mapping
 from trainables.errors import UserError
@@ -48,6 +50,22 @@ def test_a_disk_that_is_full_when_the_ledger_is_created(tmp_path, monkeypatch, f
         assert "version" not in err
         assert "run the study again" in err
     assert face.run_study(STUDY, folder, backend="local").finished
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [(errno.ENOSPC, "there is room"), (errno.EDQUOT, "there is room"), (errno.EACCES, "it can be written")],
+)
+def test_the_advice_fits_the_cause(tmp_path, monkeypatch, number, advice):
+    """The folder's name says nothing about the disk."""
+    folder = tmp_path / "full"
+
+    def refuse(*_, **__):
+        raise OSError(number, os.strerror(number), str(folder / "fedsweep.log"))
+
+    monkeypatch.setattr(study_run, "_log_to", refuse)
+    with pytest.raises(UserError, match=rf"; nothing was recorded yet: run the study again once {advice}$"):
+        face.run_study(STUDY, folder, backend="local")
 
 
 def test_hints_can_be_pasted_into_a_shell(tmp_path, monkeypatch, fedsweep):

@@ -263,8 +263,7 @@ def _write_errors(location: ResultsLocation, *, runs_trials: bool = True) -> Ite
     try:
         yield
     except (sqlite3.Error, OSError) as error:
-        is_full = getattr(error, "errno", None) == errno.ENOSPC or "full" in str(error)
-        when = "there is room" if is_full else "it can be written"
+        when = "there is room" if _says_full(error) else "it can be written"
         advice = f"nothing was recorded yet: run the study again once {when}"
         if not runs_trials:
             advice = f"run the same command again once {when}"
@@ -272,6 +271,13 @@ def _write_errors(location: ResultsLocation, *, runs_trials: bool = True) -> Ite
             command = plugins.command("resume", str(location))
             advice = f"no finished trial is lost; once {when}, this command continues: {command}"
         raise UserError(f"results folder {location} cannot be written: {error}; {advice}") from error
+
+
+def _says_full(error: sqlite3.Error | OSError) -> bool:
+    """By code: a message may quote a path."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
 
 
 def _holds_study(location: ResultsLocation) -> bool:
