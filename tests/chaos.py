@@ -7,6 +7,7 @@ also when their parent has died: so the harness knows its own processes, and tou
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import re
@@ -482,6 +483,33 @@ class Left:
         )
 
 
+@dataclass(frozen=True)
+class Rounds:
+    """The rounds that client hosts have computed of a pack, one after the other: see `saboteur.trace`."""
+
+    computed: list[tuple[float, int, int]]
+    """Time, process, round."""
+
+    @classmethod
+    def by_pack(cls, trace: Path) -> dict[tuple[str, ...], Rounds]:
+        found: dict[tuple[str, ...], list[tuple[float, int, int]]] = {}
+        for line in trace.read_text().splitlines():
+            at, process, t, *trials = line.split()
+            found.setdefault(tuple(trials), []).append((float(at), int(process), int(t)))
+        return {trials: cls(sorted(computed)) for trials, computed in found.items()}
+
+    @property
+    def repeated(self) -> int:
+        """Rounds that were computed more than once, each time it was."""
+        return len(self.computed) - len({t for *_, t in self.computed})
+
+    @property
+    def idle_s(self) -> float:
+        """From the last round in a process to the first one in the next."""
+        pairs = itertools.pairwise(self.computed)
+        return sum(after - before for (before, one, _), (after, other, _) in pairs if one != other)
+
+
 def run_alone(folder: Path, text: str) -> Left:
     """What a study leaves on the local backend, where nothing disturbs it."""
     study_run.run(parse(text, "study.yaml", Path.cwd()), text, folder, View(), backend="local")
@@ -613,6 +641,7 @@ class Cluster:
     def add(self, name: str = "", **variables: str) -> Node:
         """`name`: in Ray's lists; default: its address. `variables`: of its environment."""
         named = [f"--node-name={name}"] if name else []
+        variables = {saboteur.NODE: name, **variables}
         return self._start(f"--address={self.address}", f"--num-cpus={self._cpus}", *named, **variables)
 
     def drain(self, name: str, seconds: int) -> None:

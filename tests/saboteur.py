@@ -10,6 +10,8 @@ import signal
 import time
 
 ORDER = "FEDSWEEP_SABOTAGE"
+NODE = "FEDSWEEP_CHAOS_NODE"
+"""The name of the node that a process runs on."""
 
 
 def environment(**order) -> dict[str, str]:
@@ -33,6 +35,12 @@ def install() -> None:
         timeouts.LEAST_S, timeouts.SLOWEST_TIMES = order["patience_s"], 0.0
     if "poison" in order:
         poison(order["poison"], order["victim"])
+    if "trace" in order:
+        trace(order["trace"])
+    if "trusting" in order:
+        trust_all_code()
+    if "broken_nodes" in order:
+        break_nodes(order["broken_nodes"])
     if "storage_fails" in order:
         fail_to_save(order["storage_fails"])
     if "storage_hangs_s" in order:
@@ -68,6 +76,44 @@ def poison(key: str, victim: str) -> None:
         return original(self, *arguments)
 
     setattr(kind, method, deadly)
+
+
+def trace(file: str) -> None:
+    """Every round of a client host adds a line: time, process, round, and the trials."""
+    from trainables.federation.client_host import ClientHost
+
+    original = ClientHost.round
+
+    def traced(self, work, t, *arguments):
+        reply = original(self, work, t, *arguments)
+        with open(file, "a") as lines:
+            lines.write(f"{time.time()} {os.getpid()} {t} {' '.join(work.lanes)}\n")
+        return reply
+
+    ClientHost.round = traced
+
+
+def trust_all_code() -> None:
+    """No slot, server or client host compares its code with the driver's."""
+    from trainables import code_identity
+    from trainables.ray_actors import federation
+
+    code_identity.check = lambda *_: None
+    federation.differences = lambda *_: ""
+
+
+def break_nodes(folder: str) -> None:
+    """Client hosts fail on a node as long as a file with the node's name is in the folder, like with a broken disk."""
+    from trainables.federation.client_host import ClientHost
+
+    original = ClientHost.round
+
+    def fail(self, *arguments):
+        if os.path.exists(os.path.join(folder, os.environ.get(NODE, "no name"))):
+            raise OSError("Input/output error")
+        return original(self, *arguments)
+
+    ClientHost.round = fail
 
 
 def fail_to_save(times: int) -> None:

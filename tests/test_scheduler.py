@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -586,6 +587,28 @@ def test_a_node_that_fails_several_packs_in_a_row_is_blocked(tmp_path):
         assert cluster.scheduler.health.blocked == {"broken"}
         assert cluster.scheduler.health.clear_unreliable()
         assert not cluster.scheduler.health.blocked
+
+
+def test_a_node_that_fails_the_only_federation_which_is_spread_is_blocked(tmp_path):
+    """The federation has three nodes and cannot avoid one of them: the node at fault is blocked, not the slot's, and no
+    trial fails. A pack that is at fault itself costs one node, and that only once."""
+    with Cluster(tmp_path, of_many(64), lanes=32) as cluster:
+        scheduler, health = cluster.scheduler, cluster.scheduler.health
+        scheduler.queue.capacity = replace(scheduler.capacity, placement="spread")
+        health.update({}, ["a", "b", "c"], set(), set())
+
+        def fail(node: str) -> int:
+            size = len(cluster.take("slot", "a")[1])
+            scheduler.slot_failed("slot", Failure("a dead mount", node=node))
+            return size
+
+        assert [fail("b") for _ in range(3)] == [32] * 3
+        assert health.blocked == {"b"}
+        assert fail("c") == 32, "not split"
+        assert [fail("c") for _ in range(4)] == [16, 16, 16, 8], "split"
+        assert health.blocked == {"b"}
+        assert health.clear_unreliable()
+        assert not health.block_once("b")
 
 
 def test_a_pack_that_fails_everywhere_blocks_no_node(tmp_path):

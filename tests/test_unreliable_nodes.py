@@ -174,6 +174,33 @@ def test_a_trial_that_kills_its_node_is_not_retried_for_ever(folder, tmp_path, t
         assert "2 nodes died while it ran, and it got no further" in str(ledger.failed())
 
 
+# ---- a federation on several nodes
+
+
+def test_a_fault_of_a_spread_federation_is_blamed_on_the_node_where_it_happens(folder, tmp_path, tally):
+    """Two federations on four nodes. On one of them, without a slot, client hosts fail from some moment on: it is
+    blocked, not the node of the slot whose packs fail. No trial fails."""
+    study = chaos.study().replace(
+        "lanes_per_pack: 4, hosts: 2, federations: 1", "lanes_per_pack: 1, hosts: 2, federations: 2"
+    )
+    calm = chaos.run_alone(tmp_path / "calm", study)
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    order = {"broken_nodes": str(broken), "round_takes_s": 0.05}
+    with Cluster(nodes=0, **order) as cluster:
+        nodes = {name: cluster.add(name) for name in ("one", "two", "three", "four")}
+        where = ("--address", cluster.address, "--resource", "placement=spread")
+        with Driver.run(folder, study, *where, **order) as driver:
+            all_hosts = lambda: all(node.processes("client host") for node in nodes.values())  # noqa: E731
+            driver.wait_until(lambda: "trials ended" in chaos.log(folder) and all_hosts(), "both federations work")
+            far = next(name for name, node in nodes.items() if not node.processes("slot process"))
+            (broken / far).touch()
+            tally.add("client host fails, federation on several nodes", chaos.current_stage(folder))
+            finished(driver, calm)
+    log = chaos.log(folder)
+    assert re.findall(r"node (\w+) has failed 3 packs in a row and gets no more", log) == [far]
+
+
 # ---- a node that is slow
 
 RACE = """\

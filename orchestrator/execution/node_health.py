@@ -28,6 +28,8 @@ class NodeHealth:
         """Nodes that get no packs while this driver runs, with the reason: they run other code, or start no slot."""
         self._unreliable: set[str] = set()
         """Nodes that failed packs which succeed elsewhere; used again if no other node is left."""
+        self._blocked_once: set[str] = set()
+        """Nodes that `block_once` has blocked."""
         self._failed_packs: dict[str, set[int]] = {}
         """The packs that failed on a node since the last success there."""
         self._failed_starts: dict[str, Counter[str]] = {}
@@ -120,6 +122,15 @@ class NodeHealth:
         if len(failed) >= PACK_FAILURES and others_work and node not in self.blocked:
             self._unreliable.add(node)
             log.warning("node %s has failed %d packs in a row and gets no more", self.name(node), len(failed))
+
+    def block_once(self, node: str) -> bool:
+        """Block a node if there are others, and if it was not blocked here before. Whether it was blocked."""
+        if node in self._blocked_once or not self.usable - self.excluded - {node}:
+            return False
+        self._blocked_once.add(node)
+        self._unreliable.add(node)
+        log.warning("node %s has failed a pack repeatedly and gets no more", self.name(node))
+        return True
 
     def slot_started(self, node: str) -> None:
         self._has_started.add(node)

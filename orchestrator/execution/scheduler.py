@@ -80,6 +80,8 @@ class Scheduler:
         """Sentences for the user that have not been shown yet."""
         self._announced: set[str] = set()
         self._failed_trials = 0
+        self._blocked_for: set[int] = set()
+        """Packs of federations that are spread, for which a node was blocked; by origin."""
         self._longest_pause = 0.0
         """Between two reports of a pack."""
         self._stalled: set[int] = set()
@@ -391,7 +393,7 @@ class Scheduler:
             self._count_node_failure(pack, node)
             pack.failed_on.append(node)
             # Ray reports a process as failed before it reports its node as dead
-            if not self._failed_too_often(pack) or self._node_may_be_at_fault(pack):
+            if not self._failed_too_often(pack) or self._node_may_be_at_fault(pack) or self._blocks_node(pack, node):
                 self._retry_unless_it_kills_nodes(pack, failure.reason)
             else:
                 self._give_up(pack, failure.reason)
@@ -408,6 +410,15 @@ class Scheduler:
         failed_on = set(pack.failed_on) - self.health.lost
         doubtful = len(failed_on) == 1 or not self._any_success
         return self._failed_too_often(pack) and doubtful and self._has_other_sound_nodes(failed_on, 2)
+
+    def _blocks_node(self, pack: Pack, node: str) -> bool:
+        """A federation that is spread cannot avoid one of its nodes: if a pack failed too often there and nowhere else,
+        the node is blocked. A pack and its parts block one node only, because they may be at fault themselves."""
+        elsewhere = set(pack.failed_on) - {node, *self.health.lost}
+        if self.capacity.placement != "spread" or elsewhere or pack.origin in self._blocked_for:
+            return False
+        self._blocked_for.add(pack.origin)
+        return self.health.block_once(node)
 
     def _retry_unless_it_kills_nodes(self, pack: Pack, reason: str) -> None:
         """The loss of a node is not the pack's fault, unless it happens repeatedly and the pack gets no further."""
