@@ -33,6 +33,13 @@ def test_every_source_file_counts(package, file, changes):
     assert ("package trainables is" in differences(before, after)) == changes
 
 
+def test_libraries_that_compute_results_are_compared():
+    assert {"torch", "numpy", "scipy", "processor"} <= code_identity.package_identity().keys()
+    identity = code_identity.code_identity("compiled abc")
+    assert digest(identity) != digest({**identity, "kernel": "compiled abd"})
+    assert digest(identity, "NVIDIA H200") != digest(identity, "NVIDIA A10")
+
+
 def test_differences_are_named_with_both_values():
     expected = {"torch": "2.8", "numpy": "2.3", "plug-in mine": "abc"}
     assert differences(expected, expected) == ""

@@ -22,10 +22,14 @@ def kinds(reports: list[Report]) -> list[tuple[str, int, str]]:
 def test_a_waiting_slot_gets_the_next_pack():
     async def play():
         desk = PackDesk()
-        slot = await waiting(desk, "a")
+        slot = asyncio.ensure_future(desk.take("a", ["node"], 60, "NVIDIA H200", "a digest"))
+        await asyncio.sleep(0)
         await desk.exchange([FIRST])
         assert await slot == FIRST
-        assert kinds(await desk.exchange([])) == [("a", 1, "started")]
+        (started,) = await desk.exchange([])
+        expected = ("a", 1, "started", ("node",), "NVIDIA H200", "a digest")
+        found = (started.slot, started.number, started.kind, started.nodes, started.accelerator, started.code)
+        assert found == expected
 
     asyncio.run(play())
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from orchestrator.execution.cluster.failures import failure_from
-from trainables.code_identity import OtherCodeError
+from trainables.code_identity import OtherCodeError, code_identity, digest
 from trainables.errors import UserError
 from trainables.federation.checkpoints import UnusableCheckpointError
 from trainables.federation.client_host import ClientHost, ClientStateLostError
@@ -29,11 +29,13 @@ from trainables.federation.problem import ProblemData
 from trainables.federation.server import Server
 from trainables.federation.trial_spec import TrialSpec
 from trainables.methods.base import ClientProgram
+from trainables.models import kernels
+from trainables.models.kernel_build import kernel_build
 from trainables.models.lanes import SHAPES, Shape
 from trainables.ray_actors import federation as federation_module
 from trainables.ray_actors import timeouts
 from trainables.ray_actors.errors import ActorLostError, HostFailedError, HungError
-from trainables.ray_actors.federation import RayFederation
+from trainables.ray_actors.federation import HostActor, RayFederation, ServerActor
 from trainables.ray_actors.object_store import ObjectStoreProblems
 
 ROUNDS = 30
@@ -184,7 +186,7 @@ def test_an_actor_that_does_not_start_is_named_with_its_node(monkeypatch):
     federation = object.__new__(RayFederation)
     federation.nodes, federation._group = (), "a placement group"
     federation._server, *federation._hosts = [
-        SimpleNamespace(node_and_accelerator=SimpleNamespace(remote=name.upper)) for name in "abc"
+        SimpleNamespace(identify=SimpleNamespace(remote=name.upper)) for name in "abc"
     ]
     monkeypatch.setattr(federation_module.ray, "wait", lambda starting, **_: (starting[:2], starting[2:]))
     table = {"bundles_to_node_id": {0: "node 0", 1: "node 1"}}
@@ -201,9 +203,9 @@ def test_an_actor_that_does_not_start_is_named_with_its_node(monkeypatch):
 
 def test_all_gpus_of_a_federation_are_of_one_model(monkeypatch):
     federation = object.__new__(RayFederation)
-    answers = [("node 0", "NVIDIA H200"), ("node 0", "NVIDIA H200"), ("node 1", "NVIDIA A10")]
+    answers = [("node 0", "NVIDIA H200", "ab"), ("node 0", "NVIDIA H200", "ab"), ("node 1", "NVIDIA A10", "ac")]
     federation._server, *federation._hosts = [
-        SimpleNamespace(node_and_accelerator=SimpleNamespace(remote=lambda answer=answer: answer)) for answer in answers
+        SimpleNamespace(identify=SimpleNamespace(remote=lambda answer=answer: answer)) for answer in answers
     ]
     monkeypatch.setattr(federation_module.ray, "wait", lambda starting, **_: (starting, []))
     monkeypatch.setattr(federation_module.ray, "get", lambda answer: answer)
@@ -211,6 +213,23 @@ def test_all_gpus_of_a_federation_are_of_one_model(monkeypatch):
     with pytest.raises(OtherCodeError, match="accelerator is NVIDIA A10 instead of NVIDIA H200") as raised:
         federation.wait_until_started()
     assert raised.value.node == "node 1"
+
+
+@pytest.mark.parametrize("kind", [HostActor, ServerActor])
+def test_an_actor_with_other_code_computes_nothing(kind, monkeypatch):
+    """It says what differs, and on which node; with the driver's code it tells the digest."""
+    here = SimpleNamespace(get_node_id=lambda: "node 7")
+    monkeypatch.setattr(federation_module.ray, "get_runtime_context", lambda: here)
+    kernel = kernels.chosen()
+    expected = code_identity(kernel_build(kernel))
+    first = 0 if kind is HostActor else ()
+    assert kind(first, "cpu", kernel, expected).identify() == ("node 7", "", digest(expected))
+    other = kind(first, "cpu", kernel, {**expected, "plug-in mine": "abc", "scipy": "0.1"})
+    calls = [other.identify] + [lambda: other.round([None], 1, {}, False)] * (kind is HostActor)
+    for call in calls:
+        with pytest.raises(OtherCodeError, match=r"scipy is .* instead of 0\.1, plug-in mine is missing") as raised:
+            call()
+        assert raised.value.node == "node 7"
 
 
 def raises(error):

@@ -45,7 +45,7 @@ def test_the_same_results_lead_to_the_same_stages(tmp_path, strategy):
     first = drive(tmp_path, of, near(0.3), node_of=lambda trial: next(names))
     before = outcomes(tmp_path)
     with Ledger.read(tmp_path) as ledger:
-        bad = {key for key, (_, nodes) in ledger.origins().items() if nodes == ["bad"]}
+        bad = {key for key, origin in ledger.origins().items() if origin.nodes == ["bad"]}
     shortest: dict[str, int] = {}
     for trial in sorted(first.trials, key=lambda trial: -trial.last_round):
         if trial.key in bad:

@@ -439,7 +439,7 @@ NASTY_LEDGERS = {
     "a time that is none": "INSERT INTO sessions VALUES (77, 'yesterday')",
     "a count that is none": "INSERT INTO sessions VALUES (77, 1); INSERT INTO batches VALUES (7, 77, 1, 'many', 2)",
     "surroundings of another kind": "INSERT INTO sessions VALUES (77, 1); "
-    "INSERT INTO environments VALUES (77, x'00', 3); INSERT INTO origins VALUES (99, 77, x'00', 1)",
+    "INSERT INTO environments VALUES (77, x'00', 3); INSERT INTO origins VALUES (99, 77, x'00', x'00', 1)",
 }
 
 

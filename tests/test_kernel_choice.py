@@ -4,6 +4,7 @@ import pytest
 
 from trainables.errors import UserError
 from trainables.models import kernels
+from trainables.models.kernel_build import _hash_of_sums, kernel_build
 
 
 @pytest.fixture
@@ -32,6 +33,22 @@ def test_a_damaged_library_is_compiled_again(library_name, compiler, tmp_path):
     file.write_bytes(b"")
     assert kernels.chosen() == "compiled"
     assert file.stat().st_size > 0
+
+
+def test_kernels_that_round_differently_are_told_apart(library_name, compiler, tmp_path):
+    """A compiler on another node that sums half as many rows in single precision; the results differ in last bits."""
+    here = kernel_build("compiled")
+    other = tmp_path / "cc"
+    other.write_text('#!/bin/sh\nexec cc "$@" -UTILE -DTILE=64\n')
+    other.chmod(0o755)
+    compiler.setenv("CC", str(other))
+    kernels.library.cache_clear()
+    _hash_of_sums.cache_clear()
+    try:
+        assert kernels.chosen() == "compiled"
+        assert kernel_build("compiled") != here
+    finally:
+        _hash_of_sums.cache_clear()
 
 
 def test_without_a_compiler_torch_is_used(compiler):

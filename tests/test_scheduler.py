@@ -481,6 +481,21 @@ def test_a_node_with_other_code_gets_no_packs(tmp_path):
         assert (scheduler.stopping, scheduler.fatal_error) == (True, reason)
 
 
+def test_every_trial_records_its_node_and_the_digest_of_its_code(tmp_path):
+    """As its federation reported them. Equal ones are stored once."""
+    with Cluster(tmp_path, study(methods=[GD]), lanes=2, federations=2) as cluster:
+        cluster.ledger.begin_session()
+        cluster.offer()
+        expected = {}
+        for order, name in zip(cluster.desk, "ab", strict=True):
+            cluster.report(order.number, "started", slot=name, nodes=(name,), code=f"digest {name}")
+            cluster.complete(order.number, order.trials, near(0.3))
+            expected |= {trial.key: (0, [name], f"digest {name}") for trial in order.trials}
+        assert cluster.ledger.origins() == expected
+        assert cluster.ledger.trials_by_code() == {"digest a": 2, "digest b": 1}
+        assert cluster.ledger._db.execute("SELECT count(*) FROM origins").fetchone() == (2,)
+
+
 def test_a_node_with_another_gpu_gets_no_packs(tmp_path):
     """Results of different models differ in their last bits. The first slot decides."""
     with Cluster(tmp_path, study(methods=[GD]), lanes=1, federations=2) as cluster:

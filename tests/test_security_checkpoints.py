@@ -68,7 +68,9 @@ def test_a_planted_checkpoint_changes_neither_results_nor_rounds(key, t, tmp_pat
     study_run.run(of, TEXT, tmp_path / "r", LineView(), backend="local")
     assert rounds == [*range(ROUNDS)] * len(keys)
     assert values(tmp_path / "r", "key, metrics") == values(tmp_path / "undisturbed", "key, metrics")
-    reason = "is corrupt, or another user's" if key else "cannot be used: ValueError: round -50 is not in"
+    reason = (
+        "is corrupt, another user's, or of other code" if key else "cannot be used: ValueError: round -50 is not in"
+    )
     log = (tmp_path / "r" / "fedsweep.log").read_text()
     assert f"restarts from round 0: its checkpoint {reason}" in log
 
@@ -133,6 +135,16 @@ def test_the_key_travels_with_the_storage(tmp_path):
     for stored, ending in ((storage, PAUSED), (PackStorage(str(tmp_path), key=b"y"), PAUSED)):
         with pytest.raises(CorruptCheckpointError):
             stored.load(name, ending)
+
+
+def test_a_checkpoint_of_other_code_is_not_used(tmp_path):
+    """The program was edited or upgraded since: a trial is computed by one version of it."""
+    storage = PackStorage(str(tmp_path))
+    storage.save(["a"], 1, b"content")
+    name = checkpoint_name(["a"])
+    assert PackStorage(str(tmp_path)).load(name) == (1, b"content")
+    with pytest.raises(CorruptCheckpointError):
+        PackStorage(str(tmp_path), code="of another version").load(name)
 
 
 def test_the_key_is_private_and_stays(tmp_path, monkeypatch):

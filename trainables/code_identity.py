@@ -13,7 +13,7 @@ from trainables import plugins
 
 PACKAGE = Path(__file__).parent
 SOURCES = (".py", ".c", ".h")
-LIBRARIES = ("torch", "numpy")
+LIBRARIES = ("torch", "numpy", "scipy")
 CodeIdentity = Mapping[str, str]
 """The version or hash of everything that can change a result, by name."""
 
@@ -35,10 +35,11 @@ def package_identity() -> CodeIdentity:
     return {"package trainables": _hash_of_package(), **versions, "processor": platform.machine()}
 
 
-def code_identity() -> CodeIdentity:
-    """The identity of this process's code, with its plug-ins."""
+def code_identity(kernel: str) -> CodeIdentity:
+    """The identity of this process's code, with its plug-ins and the build of its kernel."""
     plugins.load_all()
-    return {**package_identity(), **{f"plug-in {name}": plugins.code_hash(name) for name in plugins.loaded()}}
+    loaded = {f"plug-in {name}": plugins.code_hash(name) for name in plugins.loaded()}
+    return {**package_identity(), "kernel": kernel, **loaded}
 
 
 def accelerator_name(device: str) -> str:
@@ -50,8 +51,9 @@ def accelerator_name(device: str) -> str:
     return torch.cuda.get_device_name()
 
 
-def digest(identity: CodeIdentity) -> str:
-    text = "\n".join(f"{name} {value}" for name, value in sorted(identity.items()))
+def digest(identity: CodeIdentity, accelerator: str = "") -> str:
+    """Of the code and of the device that runs it."""
+    text = "\n".join(f"{name} {value}" for name, value in sorted({**identity, "accelerator": accelerator}.items()))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

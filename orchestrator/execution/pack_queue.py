@@ -37,6 +37,8 @@ class Pack:
 
     nodes: set[str] = field(default_factory=set)
     """All nodes that have computed rounds of it: its federation's, in every attempt."""
+    code: str = ""
+    """Digest of the code that computes it."""
     lost_with_nodes: int = 0
     """Times in a row that its node died, without a newer checkpoint in between."""
 

@@ -245,6 +245,7 @@ class Scheduler:
         """Handle reports in order; the results of all packs that ended go to the ledger in one transaction."""
         rows: list[Row] = []
         nodes: dict[str, list[str]] = {}
+        code: dict[str, str] = {}
         for report in reports:
             if report.kind == "ended" and (pack := self._pack_of(report)) is not None:
                 trials = {trial.key: trial for trial in pack.trials}
@@ -253,8 +254,9 @@ class Scheduler:
                     ended = [trials[lane.key] for lane in report.lanes if lane.state == "done"]
                     self._paused |= {trial.full_key: (report.paused, trial.last_round) for trial in ended}
                 nodes |= dict.fromkeys(trials, sorted({self.health.name(node) for node in pack.nodes}))
+                code |= dict.fromkeys(trials, pack.code)
         if rows:
-            self._record(rows, nodes)
+            self._record(rows, nodes, code)
             self._announce(rows)
         for report in reports:
             if (pack := self._pack_of(report)) is not None:
@@ -333,6 +335,7 @@ class Scheduler:
         first_attempt, pack.began = not pack.began, time.monotonic()
         pack.origin = pack.origin or report.number
         pack.nodes |= set(report.nodes)
+        pack.code = report.code
         if pack.continues_at and not pack.resume_from:
             pack.round = pack.checkpoint_round = pack.continues_at
         pack.first_round = pack.reached_round = pack.checkpoint_round if pack.resume_from or pack.continues_at else 0
@@ -476,7 +479,7 @@ class Scheduler:
         if self._failed_trials >= GIVE_UP_AFTER and not self._any_success and not self._has_other_sound_nodes((), 1):
             self._stop(reason)
             return
-        self._record([self._row(trial, LaneResult(trial.key, state="failed"), reason)], {})
+        self._record([self._row(trial, LaneResult(trial.key, state="failed"), reason)], {}, {})
         self._release_checkpoints(pack)
         self._on_change(self)
 
@@ -545,10 +548,10 @@ class Scheduler:
             correct=lane.correct,
         )
 
-    def _record(self, rows: list[Row], nodes: Mapping[str, Sequence[str]]) -> None:
+    def _record(self, rows: list[Row], nodes: Mapping[str, Sequence[str]], code: Mapping[str, str]) -> None:
         """The results and the stages that they open go to disk together, before any pack of these stages can run."""
         metric, ledger = self.sweep.prepared.study.objective, self.sweep.ledger
         with ledger.transaction():
-            ledger.add(rows, nodes)
+            ledger.add(rows, nodes, code)
             new = self.sweep.ended({row.key: (row.state, row.score(metric), row.loss) for row in rows})
         self.queue.add(new)

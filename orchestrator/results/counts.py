@@ -24,9 +24,9 @@ CREATE TABLE IF NOT EXISTS counts (        -- trials of a stage, by state
     cell INTEGER NOT NULL, strategy TEXT NOT NULL, stage TEXT NOT NULL, state TEXT NOT NULL, trials INTEGER NOT NULL,
     PRIMARY KEY (cell, strategy, stage, state)
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS origins (       -- trials by the session and the nodes (JSON) that computed them
-    number INTEGER PRIMARY KEY, session INTEGER NOT NULL, nodes TEXT NOT NULL, trials INTEGER NOT NULL,
-    UNIQUE (session, nodes)
+CREATE TABLE IF NOT EXISTS origins (       -- trials by session, nodes (JSON) and digest of the code that computed them
+    number INTEGER PRIMARY KEY, session INTEGER NOT NULL, nodes TEXT NOT NULL, code TEXT NOT NULL,
+    trials INTEGER NOT NULL, UNIQUE (session, nodes, code)
 );
 """
 COUNTED = """
@@ -120,21 +120,22 @@ def ended(db: sqlite3.Connection, before: Mapping[int, str], after: Mapping[int,
     _change(db, changes)
 
 
-def computed(db: sqlite3.Connection, nodes: Iterable[str]) -> dict[str, int]:
-    """The last session has computed one trial on each of these lists of nodes, as JSON. The numbers of the origins."""
+def computed(db: sqlite3.Connection, places: Iterable[tuple[str, str]]) -> dict[tuple[str, str], int]:
+    """The last session has computed one trial at each of these places: a list of nodes, as JSON, and the digest of
+    their code. The numbers of the origins."""
     (session,) = db.execute("SELECT coalesce(max(number), 0) FROM sessions").fetchone()
-    counted = Counter(nodes)
-    origins = {names: origin(db, session, names) for names in counted}
-    changes = ((count, origins[names]) for names, count in counted.items())
+    counted = Counter(places)
+    origins = {place: origin(db, session, *place) for place in counted}
+    changes = ((count, origins[place]) for place, count in counted.items())
     db.executemany("UPDATE origins SET trials = trials + ? WHERE number = ?", changes)
     return origins
 
 
-def origin(db: sqlite3.Connection, session: int, nodes: str) -> int:
+def origin(db: sqlite3.Connection, session: int, nodes: str, code: str) -> int:
     """The number of an origin, which is new if it is not known."""
-    db.execute("INSERT OR IGNORE INTO origins (session, nodes, trials) VALUES (?, ?, 0)", (session, nodes))
-    query = "SELECT number FROM origins WHERE session = ? AND nodes = ?"
-    return db.execute(query, (session, nodes)).fetchone()[0]
+    known = (session, nodes, code)
+    db.execute("INSERT OR IGNORE INTO origins (session, nodes, code, trials) VALUES (?, ?, ?, 0)", known)
+    return db.execute("SELECT number FROM origins WHERE session = ? AND nodes = ? AND code = ?", known).fetchone()[0]
 
 
 def _change(db: sqlite3.Connection, changes: Mapping[tuple[int, str, str, str], int]) -> None:

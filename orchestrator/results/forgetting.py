@@ -33,7 +33,7 @@ def forget_node(results: Path | str, node: str) -> Forgotten:
     location = results_location(results)
     with location.open_for_writing(), Ledger.write(location.folder) as ledger:
         study = _check(ledger, results, node)
-        keys = {key for key, (_, nodes) in ledger.origins().items() if node in nodes}
+        keys = {key for key, origin in ledger.origins().items() if node in origin.nodes}
         location.checkpoints.remove_all()  # the node may have computed a part of them
         return _forget(ledger, study, keys | _continuing(ledger, keys))
 

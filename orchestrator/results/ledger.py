@@ -28,7 +28,7 @@ from dataclasses import astuple, dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 from pydantic import ValidationError
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from orchestrator.search.candidates import Outcome
     from trainables.federation.pack import PackGroup
 
-SCHEMA_VERSION = "7"
+SCHEMA_VERSION = "8"
 JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
 """Ends a journal with the name of another journal, which SQLite writes for several databases. A ledger has none."""
 SQLITE_FILES = tuple(f"ledger.sqlite{ending}" for ending in ("", "-wal", "-shm", "-journal"))
@@ -209,6 +209,16 @@ class Session:
     @property
     def last(self) -> float:
         return self.batches[-1][0] if self.batches else self.began
+
+
+class Origin(NamedTuple):
+    """Where a trial was computed."""
+
+    session: int
+    """Index in `Ledger.sessions()`."""
+    nodes: list[str]
+    code: str
+    """Digest of code, kernel, libraries and kind of device, as reported by the processes that computed the trial."""
 
 
 @dataclass(frozen=True)
@@ -394,10 +404,15 @@ class Ledger:
 
     # ---- trials
 
-    def add(self, rows: Iterable[Row], nodes: Mapping[str, Sequence[str]] = MappingProxyType({})) -> None:
+    def add(
+        self,
+        rows: Iterable[Row],
+        nodes: Mapping[str, Sequence[str]] = MappingProxyType({}),
+        code: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """All rows or none. A row that exists stays as it is, unless it had failed.
 
-        `nodes`: the names of the nodes that computed a trial, by its key."""
+        `nodes`: the names of the nodes that computed a trial, by its key. `code`: the digest of their code."""
         new = list(rows)
         with self.transaction():
             numbers = counts.numbers(self._db, [row.key for row in new])
@@ -406,9 +421,14 @@ class Ledger:
             if not new:
                 return
             as_text = cache(lambda names: json.dumps(list(names)))
-            finished = {row.key: as_text(tuple(nodes.get(row.key, ()))) for row in new if row.state != "failed"}
-            origins = counts.computed(self._db, finished.values())
-            self._add((numbers[row.key], origins.get(finished.get(row.key, "")), row.values()) for row in new)
+            places = {
+                row.key: (as_text(tuple(nodes.get(row.key, ()))), code.get(row.key, ""))
+                for row in new
+                if row.state != "failed"
+            }
+            numbered = counts.computed(self._db, places.values())
+            origins = {key: numbered[place] for key, place in places.items()}
+            self._add((numbers[row.key], origins.get(row.key), row.values()) for row in new)
             counts.ended(self._db, before, {numbers[row.key]: row.state for row in new})
             self._db.execute(
                 "INSERT INTO batches (session, at, trials, rounds) "
@@ -430,8 +450,10 @@ class Ledger:
         with self.transaction():
             sessions = {number: self._copy_session(session) for number, session in other._sessions().items()}
             origins = {
-                number: counts.origin(self._db, sessions[session], json.dumps(checks.names(nodes)))
-                for number, session, nodes in other._db.execute("SELECT number, session, nodes FROM origins")
+                number: counts.origin(self._db, sessions[session], json.dumps(checks.names(nodes)), checks.line(code))
+                for number, session, nodes, code in other._db.execute(
+                    "SELECT number, session, nodes, code FROM origins"
+                )
                 if session in sessions
             }
             for rows in other._sound_rows():
@@ -470,12 +492,12 @@ class Ledger:
         self._db.executemany("INSERT INTO batches (session, at, trials, rounds) VALUES (?, ?, ?, ?)", batches)
         return number
 
-    def origins(self) -> dict[str, tuple[int, list[str]]]:
-        """By trial key: the index in `sessions()` of the session that computed it, and the names of the nodes."""
+    def origins(self) -> dict[str, Origin]:
+        """Where every trial was computed, by its key."""
         indices = {number: index for index, (number,) in enumerate(self._db.execute("SELECT number FROM sessions"))}
         origins = {
-            number: (indices[session], checks.names(nodes))
-            for number, session, nodes in self._db.execute("SELECT number, session, nodes FROM origins")
+            number: Origin(indices[session], checks.names(nodes), checks.line(code))
+            for number, session, nodes, code in self._db.execute("SELECT number, session, nodes, code FROM origins")
             if session in indices
         }
         rows = self._db.execute(f"SELECT key, origin FROM {TRIALS}")
@@ -488,6 +510,11 @@ class Ledger:
             for node in checks.names(nodes):
                 found[node] += checks.number(count)
         return dict(sorted(found.items()))
+
+    def trials_by_code(self) -> dict[str, int]:
+        """The number of trials that were computed by code with this digest, oldest first."""
+        rows = self._db.execute("SELECT code, sum(trials) FROM origins GROUP BY code ORDER BY min(number)")
+        return {checks.line(code): checks.number(count) for code, count in rows if code}
 
     def forget(self, keys: Iterable[str], stages: Mapping[StageKey, int]) -> None:
         """Remove trials, so that they run again, and the trials of each stage from a position on."""

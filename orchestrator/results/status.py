@@ -67,6 +67,7 @@ def of(ledger: Ledger, results: str, running: str | None) -> dict[str, Any]:
         "time": _time(sessions, rounds_left, running is not None),
         "computed_on": _computed_on(sessions),
         "nodes": ledger.trials_by_node(),
+        "code": ledger.trials_by_code(),
         "stalled": [
             {"node": stall.node, "trials": stall.trials, "seconds": max(0.0, time.time() - stall.since)}
             for stall in (ledger.stalls() if running else ())
@@ -211,6 +212,8 @@ def as_text(found: dict[str, Any]) -> str:
         lines.append(f"computed: {'; '.join(counted)}")
     if found["nodes"]:
         lines.append("by node: " + ", ".join(f"{node} {count}" for node, count in found["nodes"].items()))
+    if len(found["code"]) > 1:
+        lines.append("by code: " + ", ".join(f"{code} {count}" for code, count in found["code"].items()))
     lines += [
         f"no progress for {duration(stall['seconds'])} on node {stall['node']}: a pack of {stall['trials']} trials"
         for stall in found["stalled"]

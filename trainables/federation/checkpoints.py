@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainables import files
+from trainables.code_identity import digest, package_identity
 from trainables.federation.checkpoint_key import user_key
 
 ENDING = ".checkpoint"
@@ -25,7 +26,7 @@ LONGEST_HEADER = 1 << 26  # bytes; a key takes about 30
 
 
 class CorruptCheckpointError(Exception):
-    """It is damaged, or not the user's own."""
+    """It is damaged, not the user's own, or other code has written it."""
 
 
 class UnusableCheckpointError(ValueError):
@@ -43,6 +44,8 @@ class PackStorage:
     """An fsspec file system; None: a folder on the driver's machine, which other nodes may not see."""
     key: bytes = field(default_factory=user_key, repr=False)
     """Authenticates checkpoints. It is the driver's, and travels to the nodes with this object."""
+    code: str = field(default_factory=lambda: digest(package_identity()))
+    """The digest of the driver's code: half of a trial must not be computed by other code."""
 
     def create(self) -> None:
         if self.filesystem is None:
@@ -77,10 +80,10 @@ class PackStorage:
         return t, content[length:]
 
     def _digest(self, ending: str, *parts: bytes | memoryview) -> bytes:
-        digest = hmac.new(self.key, ending.encode(), DIGEST)
+        found = hmac.new(self.key, f"{ending} {self.code}\n".encode(), DIGEST)
         for part in parts:
-            digest.update(part)
-        return digest.digest()
+            found.update(part)
+        return found.digest()
 
     def trials_by_checkpoint(self) -> dict[str, list[str]]:
         """The trial keys of every readable checkpoint."""

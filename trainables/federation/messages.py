@@ -51,6 +51,8 @@ class Report:
     """started: the ids of the nodes of the slot and its federation, the slot's own first."""
     accelerator: str = ""
     """started: the model of the federation's GPUs."""
+    code: str = ""
+    """started: digest of the federation's code, kernel, libraries and kind of device."""
 
 
 @dataclass(frozen=True)

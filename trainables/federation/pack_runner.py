@@ -120,7 +120,7 @@ class PackRunner:
         except FileNotFoundError:
             reason = "no checkpoint"
         except CorruptCheckpointError:
-            reason = "its checkpoint is corrupt, or another user's"
+            reason = "its checkpoint is corrupt, another user's, or of other code"
         except Exception as error:  # every kind of storage raises its own errors
             reason = f"its checkpoint cannot be read: {error}"
         self._note_restart(reason)
@@ -130,7 +130,7 @@ class PackRunner:
         try:
             loaded = _within(LOAD_S, lambda: [self._storage.load(name, PAUSED) for name in names])
         except CorruptCheckpointError:
-            self._note_restart("the state of shorter trials is corrupt, or another user's")
+            self._note_restart("the state of shorter trials is corrupt, another user's, or of other code")
             return []
         except Exception as error:  # missing, or an error of the storage
             self._note_restart(f"the state of shorter trials cannot be read: {error}")

@@ -51,6 +51,7 @@ class _Request:
 
     nodes: Sequence[str]
     accelerator: str
+    code: str
     answer: asyncio.Future
 
     def may_take(self, order: Order) -> bool:
@@ -80,11 +81,12 @@ class PackDesk:
     # ---- called by slots
 
     async def take(
-        self, slot: str, nodes: Sequence[str], timeout_s: float, accelerator: str = ""
+        self, slot: str, nodes: Sequence[str], timeout_s: float, accelerator: str = "", code: str = ""
     ) -> Order | Literal["leave"] | None:
         """The next pack as soon as there is one; None after the timeout. "leave": a slot on these nodes gets none.
 
         `nodes`: those of the slot and its federation, the slot's own first. `accelerator`: the model of its GPUs.
+        `code`: the digest of its code.
 
         A slot that asks has no pack. If the desk has handed one to it, the slot's process has died since, and the pack
         is lost."""
@@ -93,7 +95,8 @@ class PackDesk:
         if (lost := self._packs.get(slot)) is not None:
             self._end(slot, lost)
             self._reports.append(Report(slot, lost, "lost"))
-        request = self._requests[slot] = _Request(nodes, accelerator, asyncio.get_running_loop().create_future())
+        answer = asyncio.get_running_loop().create_future()
+        request = self._requests[slot] = _Request(nodes, accelerator, code, answer)
         self._serve(slot, request)
         if not request.answer.done():
             await asyncio.wait([request.answer], timeout=timeout_s)
@@ -122,8 +125,14 @@ class PackDesk:
     def _hand_out(self, order: Order, slot: str, request: _Request) -> None:
         del self._orders[order.number]
         self._packs[slot] = order.number
-        nodes = tuple(request.nodes)
-        self._reports.append(Report(slot, order.number, "started", nodes=nodes, accelerator=request.accelerator))
+        self._reports.append(
+            Report(
+                *(slot, order.number, "started"),
+                nodes=tuple(request.nodes),
+                accelerator=request.accelerator,
+                code=request.code,
+            )
+        )
         self._answer(slot, order)
 
     def _end(self, slot: str, number: int) -> None:

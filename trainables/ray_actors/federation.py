@@ -18,7 +18,15 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from trainables.code_identity import CodeIdentity, OtherCodeError, accelerator_name, check, code_identity, differences
+from trainables.code_identity import (
+    CodeIdentity,
+    OtherCodeError,
+    accelerator_name,
+    check,
+    code_identity,
+    differences,
+    digest,
+)
 from trainables.federation.federation_size import FederationSize
 from trainables.federation.lane_result import LaneResult, Progress
 from trainables.federation.malloc import keep_freed_memory
@@ -39,9 +47,13 @@ class CheckedActor:
     """An actor that computes with the driver's code or not at all. Compared in the constructor, and so again whenever
     Ray restarts the actor, perhaps on another node."""
 
-    def _compare_code(self, expected: CodeIdentity | None, device: str) -> None:
-        self._differences = differences(expected, code_identity()) if expected is not None else ""
+    def _compare_code(self, expected: CodeIdentity | None, device: str, kernel: Kernel) -> None:
+        from trainables.models.kernel_build import kernel_build
+
+        identity = code_identity(kernel_build(kernel))
+        self._differences = "" if expected is None else differences(expected, identity)
         self._accelerator = accelerator_name(device)
+        self._digest = digest(identity, self._accelerator)
 
     def node_id(self) -> str:
         node = ray.get_runtime_context().get_node_id()
@@ -49,8 +61,9 @@ class CheckedActor:
             raise OtherCodeError(self._differences, node)
         return node
 
-    def node_and_accelerator(self) -> tuple[str, str]:
-        return self.node_id(), self._accelerator
+    def identify(self) -> tuple[str, str, str]:
+        """The id of its node, the model of its GPU, and the digest of its code."""
+        return self.node_id(), self._accelerator, self._digest
 
 
 class HostActor(CheckedActor):
@@ -60,9 +73,9 @@ class HostActor(CheckedActor):
         from trainables.federation.client_host import ClientHost
         from trainables.models import kernels
 
-        self._compare_code(code, device)
         keep_freed_memory()
         kernels.choose(kernel, device)
+        self._compare_code(code, device, kernel)
         self._host = ClientHost(index, device)
         self._work: tuple[str, ClientWork] | None = None
 
@@ -109,9 +122,9 @@ class ServerActor(CheckedActor):
         from trainables.federation.server import Server
         from trainables.ray_actors.remote_hosts import RemoteHosts
 
-        self._compare_code(code, device)
         keep_freed_memory()
         self._server = Server(RemoteHosts(hosts) if hosts else Hosts(1, device), device, kernel)
+        self._compare_code(code, device, kernel)
 
     def call(self, method: str, *arguments: Any) -> Any:
         return getattr(self._server, method)(*arguments)
@@ -139,12 +152,14 @@ class RayFederation:
             from trainables.models import kernels
 
             kernel = kernels.chosen(size.device)
-        self.size, self._kernel, self._group, self._code = size, kernel, group, code
+        self.size, self._kernel, self._group, self._expected_code = size, kernel, group, code
         self._slowest = 0.0
         self.nodes: tuple[str, ...] = ()
         """The nodes of its actors, the server's first, once all have started."""
         self.accelerator = ""
         """The name of its GPUs; empty on CPUs."""
+        self.code = ""
+        """The digest of its code, once all actors have started."""
         self._hosts = [] if size.one_process else [self._start_host(index) for index in range(size.hosts)]
         self._server = (
             ray.remote(ServerActor)
@@ -170,7 +185,7 @@ class RayFederation:
                 name=f"{self._name} host {index}",
                 **self._placement(index),
             )
-            .remote(index, self.size.device, self._kernel, self._code)
+            .remote(index, self.size.device, self._kernel, self._expected_code)
         )
 
     def _placement(self, bundle: int) -> dict[str, Any]:
@@ -216,7 +231,7 @@ class RayFederation:
     def wait_until_started(self) -> None:
         if self.nodes:
             return
-        starting = [actor.node_and_accelerator.remote() for actor in (self._server, *self._hosts)]
+        starting = [actor.identify.remote() for actor in (self._server, *self._hosts)]
         _, missing = ray.wait(starting, num_returns=len(starting), timeout=timeouts.START_S)
         if missing:
             index = starting.index(missing[0])
@@ -225,7 +240,7 @@ class RayFederation:
         nodes = []
         for index, answer in enumerate(starting):
             try:
-                node, accelerator = ray.get(answer)
+                node, accelerator, self.code = ray.get(answer)
             except RayActorError as error:
                 raise ActorLostError.of(error, self._node_of(index)) from None
             nodes.append(node)

@@ -77,8 +77,10 @@ class PackSlot(tune.Trainable):
         return [self._node, *getattr(self.runner.federation, "nodes", ())]
 
     @property
-    def _accelerator(self) -> str:
-        return getattr(self.runner.federation, "accelerator", "")
+    def _device_and_code(self) -> tuple[str, str]:
+        """The model of the federation's GPUs, and the digest of its code."""
+        federation = self.runner.federation
+        return getattr(federation, "accelerator", ""), getattr(federation, "code", "")
 
     def _send_heartbeats(self) -> None:
         """Also while a round takes long. A process that is stopped sends none."""
@@ -104,7 +106,7 @@ class PackSlot(tune.Trainable):
         end, timeout = time.monotonic() + self._pace.step_s, self._pace.idle_s
         while True:
             if self.runner.order is None:
-                order = ray.get(self._desk.take.remote(self._slot, self._nodes, timeout, self._accelerator))
+                order = ray.get(self._desk.take.remote(self._slot, self._nodes, timeout, *self._device_and_code))
                 if order is None:
                     break
                 if order == "leave":

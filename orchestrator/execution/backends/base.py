@@ -24,6 +24,7 @@ from orchestrator.study.settings.resources import ResourceSettings
 from trainables.code_identity import code_identity, digest
 from trainables.errors import UserError
 from trainables.models import kernels
+from trainables.models.kernel_build import kernel_build
 
 log = logging.getLogger("fedsweep")
 
@@ -67,10 +68,12 @@ class Backend(Protocol):
 
 def session_facts(capacity: Capacity) -> dict[str, str]:
     """What the ledger records of a session, because results of different devices differ in their last bits."""
-    device, code = capacity.size.device, code_identity()
+    device = capacity.size.device
+    kernel = kernels.chosen(device)
+    code = code_identity(kernel_build(kernel))
     return {
         "device": f"{capacity.size.accelerator} {device}".strip(),
-        "kernel": kernels.chosen(device),
+        "kernel": kernel,
         "machine": platform.machine(),
         "code": digest(code),
         "code parts": json.dumps(code),

@@ -17,6 +17,7 @@ from orchestrator.execution.host_memory import within_memory
 from orchestrator.execution.packing import Capacity, lanes_per_pack
 from orchestrator.execution.scheduler import Scheduler
 from orchestrator.study.settings.resources import ResourceSettings
+from trainables.code_identity import accelerator_name, code_identity, digest
 from trainables.errors import UserError
 from trainables.federation.federation_size import FederationSize
 from trainables.federation.hosts import Hosts
@@ -24,6 +25,8 @@ from trainables.federation.messages import Failure, Order, Report
 from trainables.federation.pack_runner import PackRunner, is_out_of_memory
 from trainables.federation.problem import ProblemData
 from trainables.federation.server import Server
+from trainables.models import kernels
+from trainables.models.kernel_build import kernel_build
 
 SLOT = "local"
 
@@ -66,6 +69,8 @@ class _Slot:
         self._stop_monitor = StopMonitor(sweep_run, scheduler)
         problems = sweep_run.sweep.prepared.problems
         self._data = cache(lambda key: ProblemData.of(problems[key]))
+        device = scheduler.capacity.size.device
+        self._code = digest(code_identity(kernel_build(kernels.chosen(device))), accelerator_name(device))
         self._runner = self._new_runner()
 
     def _new_runner(self) -> PackRunner:
@@ -84,7 +89,7 @@ class _Slot:
                 self._run(orders.popleft())
 
     def _run(self, order: Order) -> None:
-        self._scheduler.receive([Report(SLOT, order.number, "started", nodes=(SLOT,))])
+        self._scheduler.receive([Report(SLOT, order.number, "started", nodes=(SLOT,), code=self._code)])
         self._runner.start(replace(order, data=self._data(order.trials[0].problem.key)))
         while self._runner.order is not None:
             try:

@@ -54,7 +54,8 @@ from trainables.code_identity import code_identity
 from trainables.errors import UserError
 from trainables.federation.messages import Failure
 from trainables.models import kernels
-from trainables.ray_actors.desk import PackDesk
+from trainables.models.kernel_build import kernel_build
+from trainables.ray_actors.desk import Pace, PackDesk
 from trainables.ray_actors.federation import start_in_slot
 from trainables.ray_actors.object_store import ObjectStoreProblems
 from trainables.ray_actors.slot import PackSlot
@@ -174,10 +175,10 @@ def run_slots(
 
     `elastic`: nodes may join the cluster. `start`: starts a slot's federation; default: one of actors."""
     sweep, needs_data = sweep_run.sweep, start is None
-    code = code_identity()
+    kernel = kernels.chosen(capacity.size.device)
+    code = code_identity(kernel_build(kernel))
     if start is None:
-        kernel = kernels.chosen(capacity.size.device)
-        log.info("kernel: %s", kernel)
+        log.info("kernel: %s", code["kernel"])
         start = functools.partial(start_in_slot, capacity.size, kernel, sweep.prepared.study.name, code)
     # not in the results folder, which may be a stranger's and hold links
     scratch = Path(tempfile.mkdtemp(prefix="tune-", dir=private_folder()))
