@@ -150,6 +150,48 @@ def test_slots_are_suggested_while_there_is_work_for_them():
     assert slots.suggest("d") == Searcher.FINISHED
 
 
+@pytest.fixture
+def hung_slots(monkeypatch):
+    """A callback, and the slots that it has killed."""
+    killed = []
+    monkeypatch.setattr(ray_backend.ray, "kill", killed.append)
+    monkeypatch.setattr(ray_backend, "actor_of", lambda trial: trial.trial_id)
+    callback = object.__new__(ray_backend.SweepCallback)
+    callback._last_heard = {}
+    return callback, killed
+
+
+def running(slots: int) -> list:
+    return [SimpleNamespace(trial_id=n, status="RUNNING", node_ip="10.0.0.7") for n in range(slots)]
+
+
+@pytest.mark.parametrize(("slots", "timeout"), [(1, 120), (800, 120), (2000, 300), (8000, 1200)])
+def test_the_timeout_of_a_heartbeat_grows_with_the_time_between_two(hung_slots, slots, timeout):
+    """Many slots send heartbeats less often, so that the driver is not busy with them."""
+    callback, killed = hung_slots
+    callback._last_heard[0] = 0.0
+    callback._kill_hung_slots(timeout - 1.0, running(slots))
+    assert killed == []
+    callback._kill_hung_slots(timeout + 1.0, running(slots))
+    assert killed == [0]
+
+
+def test_a_driver_that_was_stopped_kills_no_slot(hung_slots, monkeypatch):
+    """Ctrl-Z, and an hour later fg: the heartbeats wait at the desk, and are fetched before slots are judged."""
+    callback, killed = hung_slots
+    scheduler = SimpleNamespace(
+        stopping=False, moving_to_gpus=False, over=False, record_stalls=lambda: None, slot_failed=None
+    )
+    callback.scheduler, callback._failed, callback._exchanged, callback._checked_nodes = scheduler, [], 0.0, 0.0
+    callback._stop_monitor, callback._desk_closed = SimpleNamespace(check=lambda: None), False
+    now = ray_backend.time.monotonic()
+    callback._last_heard = {0: now - 3600, 1: now - 3600}
+    monkeypatch.setattr(callback, "_check_nodes", lambda *_: None)
+    monkeypatch.setattr(callback, "_exchange", lambda: callback._last_heard.update({1: now}))
+    callback.on_step_begin(1, running(2))
+    assert killed == [0], "only the slot that was silent all the while"
+
+
 def test_a_pack_is_handed_back_when_the_storage_answers_again(monkeypatch):
     """Meanwhile its rounds go on."""
     now, reports, done = [0.0], [], Report("slot", 1, "handed back")

@@ -94,7 +94,8 @@ def test_a_node_where_nothing_starts_does_not_end_the_study(folder, undisturbed,
 IMPATIENT = (
     "import sys; sys.argv = ['fedsweep', *sys.argv[1:]]\n"
     "from orchestrator.execution import scheduler; scheduler.STALLED_AFTER_S, scheduler.STALLED_TIMES = 3.0, 0.0\n"
-    "from orchestrator.execution.backends import ray as backend; backend.SLOT_TIMEOUT_S = {}"
+    "from orchestrator.execution.backends import ray as backend\n"
+    "backend.SLOT_TIMEOUT_S, backend.SLOT_TIMEOUT_TIMES = {}, 0.0"
 )
 
 

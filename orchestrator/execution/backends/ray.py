@@ -69,7 +69,8 @@ WAIT_FOR_NODES_S = 60.0  # while too few nodes are left for a federation, before
 DESK_TIMEOUT_S = 120.0
 DESKS_IN_A_ROW = 5  # that die before any trial ends: another one would die, too
 MOST_SLOTS = 10_000  # calls that can wait at the desk; Ray's default would be 1,000
-SLOT_TIMEOUT_S = 120.0  # without a heartbeat; slots send them also during a long round (`Pace.heartbeat_s`)
+SLOT_TIMEOUT_S = 120.0  # without a heartbeat, at least; slots send them also during a long round
+SLOT_TIMEOUT_TIMES = 60.0  # the time between two heartbeats, which grows with the number of slots
 NODE_LABEL = "ray.io/node-id"
 log = logging.getLogger("fedsweep")
 
@@ -317,7 +318,6 @@ class SweepCallback(_NotPickled, tune.Callback):
             self._checked_nodes = now
             running = [trial for trial in trials if trial.status == "RUNNING"]
             self._check_nodes(now, len(running))
-            self._kill_hung_slots(now, running)
             self.scheduler.record_stalls()
         self._stop_monitor.check()
         if self.scheduler.stopping or self.scheduler.moving_to_gpus:
@@ -328,6 +328,8 @@ class SweepCallback(_NotPickled, tune.Callback):
         any_reports = self._exchange()
         for slot, failure in failed:
             self.scheduler.slot_failed(slot, failure)
+        if self._checked_nodes == now:  # after the exchange: the driver itself may have been stopped
+            self._kill_hung_slots(now, [trial for trial in trials if trial.status == "RUNNING"])
         if failed or any_reports:  # offer what this has opened at once
             self._exchange()
         if self.scheduler.over and not self._desk_closed:  # or Tune would wait until idle slots return
@@ -358,9 +360,10 @@ class SweepCallback(_NotPickled, tune.Callback):
             raise DeskLostError from error
 
     def _kill_hung_slots(self, now: float, running: list) -> None:
+        timeout = max(SLOT_TIMEOUT_S, SLOT_TIMEOUT_TIMES * Pace.of(len(running)).heartbeat_s)
         for trial in running:
             silence = now - self._last_heard.get(trial.trial_id, now)
-            if silence > SLOT_TIMEOUT_S:
+            if silence > timeout:
                 log.warning("a slot on %s has not sent a heartbeat for %.0f s and is killed", trial.node_ip, silence)
                 self._last_heard[trial.trial_id] = now
                 ray.kill(actor_of(trial))
