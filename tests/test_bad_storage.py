@@ -1,19 +1,26 @@
 """Storage that hangs, fills up, is read-only or changes what it holds: nothing that was finished is lost, and the
 results are those of an undisturbed run."""
 
+import contextlib
 import os
 import re
 import shutil
 import signal
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 
 import chaos
+import fsspec
 import pytest
 from chaos import Driver, Left, session
+from fsspec import AbstractFileSystem
 from handmade_rows import HAS_KEY
+from moto.server import ThreadedMotoServer
 
 from orchestrator.results.locations import LEDGER
+from orchestrator.results.remote_ledger import RemoteLedger
+from orchestrator.results.remote_lock import RemoteLock
 
 pytestmark = [pytest.mark.ray, pytest.mark.chaos]
 
@@ -102,6 +109,95 @@ def test_a_driver_whose_ray_has_died_leaves_no_lock_at_its_url(tmp_path, undistu
     assert Left.of(shared) == undisturbed
 
 
+@pytest.fixture
+def bucket(monkeypatch) -> Iterator[tuple[str, AbstractFileSystem]]:
+    """A URL on a local S3 server, for processes too, and its file system."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    for name, value in (("KEY", "key"), ("SECRET", "secret"), ("ENDPOINT_URL", f"http://{host}:{port}")):
+        monkeypatch.setitem(chaos.ENVIRONMENT, f"FSSPEC_S3_{name}", value)
+    options = {"endpoint_url": f"http://{host}:{port}", "key": "key", "secret": "secret"}
+    files = fsspec.filesystem("s3", use_listings_cache=False, **options)
+    files.mkdir("bucket")
+    yield "s3://bucket/results", files
+    server.stop()
+
+
+def test_two_drivers_at_one_s3_url(bucket, tmp_path, undisturbed, tally):
+    """Of two that start at once, one is refused. The other is killed; of two that start when its lock has expired, one
+    takes over, and leaves what an undisturbed run leaves."""
+    url, files = bucket
+    study = tmp_path / "study.yaml"
+    study.write_text(chaos.study())
+    command = ("run", str(study), "--results", url, "--backend", "local")
+
+    def start_two(drivers: contextlib.ExitStack, number: int) -> Driver:
+        """The one that runs; the other is refused."""
+        pair = [Driver(tmp_path / f"{number} {n}", *command, first=HURRIED.format(4)) for n in range(2)]
+        for driver in pair:
+            drivers.enter_context(driver)
+        chaos.wait_until(lambda: not all(driver.alive for driver in pair), "one of them ends")
+        refused, runs = sorted(pair, key=lambda driver: driver.alive)
+        assert refused.end() == 2, refused.said
+        assert re.search(rf"results folder {url} is in use by process {runs.process.pid} on ", refused.said)
+        tally.add("two drivers at an S3 URL", "coarse")
+        return runs
+
+    with contextlib.ExitStack() as drivers:
+        first = start_two(drivers, 1)
+        first.wait_until(lambda: files.exists(f"{url}/{LEDGER}"), "a pack was uploaded")
+        first.process.kill()
+        first.process.wait()
+        lock = RemoteLock(files, "bucket/results", url)
+        chaos.wait_until(lambda: lock.holder().age > 8, "its lock has expired")
+        second = start_two(drivers, 2)
+        assert second.end() == 0, second.said
+    assert not files.exists(f"{url}/remote.lock")
+    left = tmp_path / "left"
+    files.get(f"{url}/tables", str(left / "tables"), recursive=True)
+    files.get(f"{url}/best.yaml", str(left / "best.yaml"))
+    RemoteLedger(files, "bucket/results").download(left)
+    assert Left.of(left) == undisturbed
+
+
+MOMENTS = {
+    "rows are copied": ("orchestrator.results.ledger:Ledger", "copy_rows"),
+    "trials are counted": ("orchestrator.results.ledger:Ledger", "recount"),
+    "tables are written": ("orchestrator.execution.merging", "write_tables"),
+}
+HALTED = """\
+import pkgutil, time
+owner = pkgutil.resolve_name({!r})
+original = getattr(owner, {!r})
+def halted(*arguments, **named):
+    result = original(*arguments, **named)
+    print("here", flush=True)
+    time.sleep(1000)
+    return result
+setattr(owner, {!r}, halted)
+"""
+
+
+def test_a_merge_that_is_killed(tmp_path, undisturbed, tally):
+    """Three times, in the middle of its work; the same command then merges everything."""
+    parts = [str(tmp_path / f"part {k}") for k in (1, 2)]
+    for k, part in enumerate(parts, 1):
+        with Driver.run(Path(part), chaos.study(), "--backend", "local", "--shard", f"{k}/2") as driver:
+            assert driver.end() == 0, driver.said
+    merged = tmp_path / "merged"
+    command = ("merge", *parts, "--results", str(merged))
+    for moment, (owner, name) in MOMENTS.items():
+        with Driver(merged, *command, first=HALTED.format(owner, name, name)) as driver:
+            driver.wait_until(lambda driver=driver: "here" in driver.said, moment)
+            driver.process.kill()
+            driver.process.wait()
+        tally.add(f"merge killed, {moment}", "elsewhere")
+    with Driver(merged, *command) as driver:
+        assert driver.end() == 0, driver.said
+    assert Left.of(merged) == undisturbed
+
+
 def test_a_folder_that_is_read_only(tmp_path, undisturbed, tally):
     """As on an archive: what only reads works; what would write names another place or says so, with exit code 2."""
     with chaos.small_disk_on(tmp_path / "disk", size="20m") as disk:
@@ -114,16 +210,16 @@ def test_a_folder_that_is_read_only(tmp_path, undisturbed, tally):
         for command in ("status", "best", "check"):
             with Driver(folder, command, str(folder), **there) as driver:
                 assert driver.end() == 0, driver.said
-        for command in ("report", "tables", "resume"):
+        for command in ("report", "export", "tables", "resume"):
             with Driver(folder, command, str(folder), **there) as driver:
                 assert driver.end() == 2, driver.said
                 assert driver.said.startswith("fedsweep: ")
                 assert "read-only" in driver.said.lower()
                 assert "Traceback" not in driver.said
-        page = tmp_path / "report.html"
-        with Driver(folder, "report", str(folder), "--output", str(page), **there) as driver:
-            assert driver.end() == 0, driver.said
-        assert page.exists()
+        for command, option, place in (("report", "--output", "report.html"), ("export", "--out", "export")):
+            with Driver(folder, command, str(folder), option, str(tmp_path / place), **there) as driver:
+                assert driver.end() == 0, driver.said
+            assert (tmp_path / place).exists()
         disk.allow_writing(True)
         with Driver.resume(folder, **there) as driver:
             assert driver.end() == 0, driver.said

@@ -245,6 +245,21 @@ def test_a_client_host_that_hangs(folder, undisturbed, tally):
 
 
 @pytest.mark.chaos
+def test_the_desk_is_killed(folder, undisturbed, tally):
+    """Its packs resume from their checkpoints."""
+    with Driver.run(folder, chaos.study(), checkpoint_every_s=0.2) as driver:
+        driver.wait_until(chaos.known_checkpoint(folder), "a pack has a checkpoint")
+        (desk,) = [pid for pid, title in session(driver.process.pid).items() if title.startswith("ray::PackDesk")]
+        os.kill(desk, signal.SIGKILL)
+        tally.add("desk", chaos.current_stage(folder))
+        finished(driver, undisturbed)
+    log = chaos.log(folder)
+    assert "the desk was lost; packs in flight will restart from their checkpoints" in log
+    assert "trials resumes from its last checkpoint" in log
+    assert "restarts from round 0" not in log
+
+
+@pytest.mark.chaos
 @pytest.mark.parametrize("seed", range(3))
 def test_a_node_is_lost(seed, folder, undisturbed, tally):
     """All its processes at once; its packs resume elsewhere, and a new node joins."""

@@ -1,5 +1,6 @@
 """Status: elapsed time, rate, remaining time and the best cells, from ledgers with a clock that the test sets."""
 
+import large
 import pytest
 from handmade_ledgers import LAST, Writer, study, writing
 from simulated_search import GD, drive, near
@@ -8,6 +9,7 @@ from simulated_search import study as search_study
 from orchestrator.results import ledger as ledgers
 from orchestrator.results import status
 from orchestrator.results.ledger import Ledger, Stall
+from orchestrator.results.searches import record_winners
 
 FEDGD = [({"learning_rate": rate}, score) for rate, score in ((0.01, 40.0), (0.1, 60.0), (1.0, 50.0))]
 
@@ -120,6 +122,25 @@ def test_trials_are_counted_by_node(tmp_path):
     found = status.read(tmp_path)
     assert found["nodes"] == {"a": 6, "b": 2}
     assert "by node: a 6, b 2" in status.as_text(found)
+    assert "by code" not in status.as_text(found)
+    assert "by code: abc 6, def 2" in status.as_text({**found, "code": {"abc": 6, "def": 2}})
+
+
+def test_status_reads_counts_and_winners_only(tmp_path):
+    """SQLite takes as many steps with 1,000 trials as with 100."""
+    steps = {}
+    for configurations in (50, 500):
+        folder = tmp_path / str(configurations)
+        large.write(folder, one_budget(), configurations)
+        with Ledger.write(folder) as ledger:
+            record_winners(ledger, one_budget())
+            taken: list[int] = []
+            ledger._db.set_progress_handler(lambda taken=taken: taken.append(1), 1)
+            found = status.of(ledger, "here", None)
+            steps[found["trials_ended"]] = len(taken)
+    (few, many), (steps_few, steps_many) = steps.keys(), steps.values()
+    assert many > 5 * few
+    assert steps_many < 1.1 * steps_few
 
 
 @pytest.mark.parametrize(
