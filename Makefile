@@ -8,7 +8,7 @@
 #   make chaos      fault-injection tests (about 45 minutes)
 #   make nodes      tests on clusters of several nodes on this machine, and on S3
 #   make sums       repeat the tests against oracles with other kernels and summation orders
-#   make audits     privacy audits of every method under every option
+#   make audits     privacy audits of every method under every option, and long tests of all methods
 #   make audit-examples  audit an Opacus script and a Flower app, honest and with planted faults
 #   make data       download the papers' data and extract features
 #   make table3     reproduce table 3 of the main paper

@@ -12,6 +12,7 @@ from repository_files import REPOSITORY
 
 from trainables import plugins
 
+os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's workers would wait for all other tests
 pytest.register_assert_rewrite("chaos", "command_line", "observed", "small", "twin_agreement")
 hypothesis.settings.register_profile("fedsweep", derandomize=True, deadline=None, max_examples=50)
 hypothesis.settings.load_profile("fedsweep")

@@ -8,6 +8,7 @@ import pytest
 import torch
 from command_line import assert_one_sentence, last_json
 from scipy.stats import binomtest
+from some_methods import with_marks
 
 from trainables.audit.paired import (
     CLIP,
@@ -28,7 +29,7 @@ from trainables.privacy.plan import ADJACENCIES, LEVELS, RELEASES, PrivacySettin
 
 CLAIM = PrivacySettings(epsilon=1.0)
 EASY = PrivacySettings(epsilon=5.0)  # a larger mu needs fewer runs: a thousand here show more than 6,000 at eps 1
-every_method = pytest.mark.parametrize("name", METHODS)
+every_method = pytest.mark.parametrize("name", with_marks(METHODS))
 MODELS = {"dp-fednewton": "logistic"}  # for methods that do not accept softmax
 
 # ---- the methods
@@ -97,7 +98,7 @@ def test_the_bound_is_close():
 USERS = [name for name, method in METHODS.items() if "user" in method.levels]
 
 
-@pytest.mark.parametrize("name", USERS)
+@pytest.mark.parametrize("name", with_marks(USERS))
 def test_users(name):
     claim = EASY.model_copy(update={"level": "user"})
     assert not audit(name, claim, {}, repetitions=600).caught

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import small
 import torch
+from some_methods import with_marks
 
 from orchestrator.execution.planning import plan
 from orchestrator.study.study import Study
@@ -279,7 +280,7 @@ def mixed(name, of, count=5, **privacy):
     return trials
 
 
-@pytest.mark.parametrize(("name", "level"), [(m.name, level) for m in METHODS.values() for level in m.levels])
+@pytest.mark.parametrize(("name", "level"), with_marks((m.name, level) for m in METHODS.values() for level in m.levels))
 def test_a_pack_of_many_centres(name, level, monkeypatch):
     """Every method and level: the same bits together and alone, on one host and three, with a restart; and nearly the
     same numbers if the centres are subtracted from the rows."""

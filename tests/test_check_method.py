@@ -183,6 +183,7 @@ def test_a_record_is_not_taken_for_amplified_rounding(only_amplified_rounding, m
         shift_of("dp-fednewton", "record", "replace-one", "local", local_steps=2)
 
 
+@pytest.mark.audits
 def test_other_processes_find_the_same_in_the_same_order(monkeypatch):
     method, hypers = METHODS["dp-ftrl"], {"as_released": True}
     checks = contract._checks(method, method.check(hypers), repetitions=100)

@@ -284,7 +284,7 @@ def test_the_sum_of_all_releases_is_exact(small_problem):
         ("dp-fedsofim", 4, "softmax"),
         ("dp-fedsofim", 62, "softmax"),  # enough classes that the rows of a client are processed in chunks
         ("dp-fedsofim", 4, "mlp:32"),
-        ("dp-fednewton", 8, "multinomial"),
+        pytest.param("dp-fednewton", 8, "multinomial", marks=pytest.mark.audits),  # 15 s
         ("dp-scaffold", 4, "softmax"),
         ("dp-fedfc", 4, "softmax"),
         ("dp-fednew-fc", 4, "softmax"),

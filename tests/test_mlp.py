@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from small import varied_trials
+from some_methods import with_marks
 
 from trainables import models
 from trainables.errors import UserError
@@ -313,7 +314,7 @@ def on_mlp(of):
 
 
 every_method = pytest.mark.parametrize(
-    "name", [name for name, method in METHODS.items() if method.accepts(MLPHead(12, 5, 4))]
+    "name", with_marks(name for name, method in METHODS.items() if method.accepts(MLPHead(12, 5, 4)))
 )
 
 

@@ -32,6 +32,7 @@ import small
 from dp_accounting import dp_event, privacy_accountant
 from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 from observed import Draw, Query, Record
+from some_methods import marks_of
 
 from orchestrator.execution.scheduler import Scheduler
 from trainables.federation import pack
@@ -95,17 +96,20 @@ def cases() -> list:
     """Every method, level and combination of options."""
     found = []
     for method in METHODS.values():
-        names = [h.name for h in method.hyperparameters]
+        names, marks = [h.name for h in method.hyperparameters], marks_of(method.name)
         structure = [name for name in STRUCTURE if name in names]
         for level in method.levels:
             for values in itertools.product(*(STRUCTURE[name] for name in structure)):
                 chosen = dict(zip(structure, values, strict=True))
                 words = [method.name, level, *(f"{name}={value}" for name, value in chosen.items())]
-                found.append(pytest.param(method.name, level, chosen, id="-".join(words)))
+                found.append(pytest.param(method.name, level, chosen, id="-".join(words), marks=marks))
             other = {name: AMOUNTS[name] for name in names if name in AMOUNTS}
             if other:
                 lasting = {name: STRUCTURE[name][0] for name in structure}
-                found.append(pytest.param(method.name, level, lasting | other, id=f"{method.name}-{level}-other"))
+                found.append(
+                name = f"{method.name}-{level}-other"
+                found.append(pytest.param(method.name, level, lasting | other, id=name, marks=marks))
+                )
     return found
 
 
@@ -114,12 +118,14 @@ def centred_cases() -> list:
     found = []
     for method in METHODS.values():
         structure = {h.name: STRUCTURE[h.name] for h in method.hyperparameters if h.name in STRUCTURE}
+        marks = marks_of(method.name)
         first, last = ({name: values[at] for name, values in structure.items()} for at in (0, -1))
         for level in method.levels:
             some = {name: (first | {name: last[name]}, "uniform") for name in structure}
             some |= {"first": (first, "uniform"), "by size": (first, "size")}
             some |= {"last": (last, "uniform")} if len(structure) > 1 else {}
-            found += [pytest.param(method.name, level, *of, id=f"{method.name}-{level}-{n}") for n, of in some.items()]
+            for n, of in some.items():
+                found.append(pytest.param(method.name, level, *of, id=f"{method.name}-{level}-{n}", marks=marks))
     return found
 
 

@@ -117,7 +117,7 @@ def ideal(rng, canaries, mu=2.0004, noise=1.0, effect=1.0, gram=None):
     return CoinScores(gram, effect * gram @ coins + noise * root @ rng.standard_normal(canaries), coins, 0 * coins)
 
 
-@pytest.mark.parametrize(("canaries", "mean"), [(310, 9.1), (1000, 9.5)])
+@pytest.mark.parametrize(("canaries", "mean"), [(310, 9.1), pytest.param(1000, 9.5, marks=pytest.mark.audits)])
 def test_the_gaussian_bound_is_close(canaries, mean):
     """For independent canaries of a run with eps 10. The means, as documented, are those of 400 simulated runs."""
     rng = np.random.default_rng(4)
