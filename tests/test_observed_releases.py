@@ -106,10 +106,8 @@ def cases() -> list:
             other = {name: AMOUNTS[name] for name in names if name in AMOUNTS}
             if other:
                 lasting = {name: STRUCTURE[name][0] for name in structure}
-                found.append(
                 name = f"{method.name}-{level}-other"
                 found.append(pytest.param(method.name, level, lasting | other, id=name, marks=marks))
-                )
     return found
 
 
