@@ -1,5 +1,6 @@
 """Ledgers with results set by the test, so that every number in a table can be derived from the test."""
 
+import json
 import sqlite3
 from contextlib import contextmanager
 from pathlib import Path
@@ -184,5 +185,16 @@ def change(folder, statement, *values):
     """Change a ledger behind the program's back."""
     connection = sqlite3.connect(folder / "ledger.sqlite")
     connection.execute(statement, values)
+    connection.commit()
+    connection.close()
+
+
+def change_json(folder, table, column, edit):
+    """As `change`, of the JSON in every row. `edit`: changes the content in place."""
+    connection = sqlite3.connect(folder / "ledger.sqlite")
+    for row, text in connection.execute(f"SELECT rowid, {column} FROM {table}").fetchall():
+        content = json.loads(text)
+        edit(content)
+        connection.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = ?", (json.dumps(content), row))
     connection.commit()
     connection.close()

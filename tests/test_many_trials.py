@@ -218,7 +218,7 @@ def test_every_value_of_a_row_counts_for_its_checksum():
     ids=str,
 )
 def test_columns_are_refused_as_their_rows_are(changed):
-    trial = '{"hyperparameters":{},"seed":1,"rounds":20}'
+    trial = '{"hyperparameters":{},"privacy":{"clip":1.0},"rounds":20,"stop_after":null,"seed":1}'
     right = (*ROW[:1], trial, *ROW[2:])
     wrong = tuple(changed.get(position, value) for position, value in enumerate(right))
     assert len(checks.columns([right, right])) == len(TrialColumns._fields)

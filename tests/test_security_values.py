@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import shutil
-import sqlite3
 import time
 import zipfile
 from unittest.mock import MagicMock
@@ -14,7 +13,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import yaml
-from handmade_ledgers import change
+from handmade_ledgers import change, change_json
 from rich.console import Console
 
 import fedsweep as fedsweep_package
@@ -33,16 +32,6 @@ from trainables.urls import shown
 ESCAPE = "\x1b]0;owned\x07\x1b[31m\u202e"
 DEEP = "[" * 100_000
 BIG = "9" * 5000
-
-
-def change_json(folder, table, column, edit):
-    connection = sqlite3.connect(folder / "ledger.sqlite")
-    for row, text in connection.execute(f"SELECT rowid, {column} FROM {table}").fetchall():
-        content = json.loads(text)
-        edit(content)
-        connection.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = ?", (json.dumps(content), row))
-    connection.commit()
-    connection.close()
 
 
 # ---- the terminal

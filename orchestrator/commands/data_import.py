@@ -10,6 +10,7 @@ import typer
 
 from orchestrator.commands.next_steps import show_training
 from orchestrator.commands.options import Json
+from orchestrator.commands.sweep import output_errors
 from orchestrator.console import echo, emit_json, stderr
 from trainables.errors import UserError
 from trainables.files import replacing
@@ -110,15 +111,15 @@ def _write_draft(source: str, settings: Schema, given: str | None) -> None:
     from trainables.data.importing import conversion, draft, reading
 
     target = Path(given or conversion.schema_path(source))
-    if target.exists():
+    if target.exists() or target.is_symlink():
         raise UserError(f"schema {target} already exists; remove it first, or name another with --schema")
     settings = conversion.with_default_roles(source, settings)
     table = reading.read_table(source, conversion.roles_of(settings))
     for name in filter(None, conversion.roles_of(settings)):
         conversion.column_of(source, table, name)
     text = draft.draft(source, table, settings)
-    with target.open("x", encoding="utf-8") as file:
-        file.write(text)
+    with output_errors("--schema"), replacing(target) as file:
+        file.write(text.encode())
     echo(target)
     stderr.print(
         "Check every line of it: a schema must be public knowledge, and this draft was written from the data. "

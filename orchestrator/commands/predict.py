@@ -135,5 +135,5 @@ def _through_backbone(
 def _budget(provenance: dict[str, Any], model: Path) -> tuple[float, float]:
     try:
         return float(provenance["epsilon"]["claimed"]), float(provenance["delta"])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise UserError(f"{model} states no epsilon and delta: it is not a model that fedsweep saved") from None

@@ -132,7 +132,7 @@ def distributions(configurations: list[dict[str, Any]], scales: Mapping[str, str
             values.setdefault(name, {})[value] = None
     distributions: dict[str, Any] = {}
     for name, tried in values.items():
-        if any(isinstance(value, bool | str) for value in tried):
+        if any(value is None or isinstance(value, bool | str) for value in tried):
             distributions[name] = CategoricalDistribution(tuple(tried))
             continue
         low, high = min(tried), max(tried)

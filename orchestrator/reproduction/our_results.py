@@ -123,7 +123,8 @@ def read_results(folders: Sequence[Path]) -> OurResults:
         with Ledger.read(folder) as ledger:
             ledger_results = Results.read(ledger)
             for (setting, _), counts in ledger.partitions().items():
-                partitions.setdefault(ledger_results.study.settings[setting], counts)
+                if setting in ledger_results.study.settings:
+                    partitions.setdefault(ledger_results.study.settings[setting], counts)
         name = ledger_results.study.name
         if name in studies:
             raise UserError(f"study {name} is in two results folders, {studies[name]} and {folder}")
@@ -135,7 +136,7 @@ def read_results(folders: Sequence[Path]) -> OurResults:
 def _results_folders(folder: Path) -> Iterable[Path]:
     if (folder / "ledger.sqlite").is_file():
         return [folder]
-    return sorted(path.parent for path in folder.glob("*/ledger.sqlite"))
+    return sorted(path.parent for path in folder.glob("*/ledger.sqlite") if not path.parent.is_symlink())
 
 
 def _our_result(results: Results, cell: CellResult) -> OurResult:

@@ -17,6 +17,7 @@ from orchestrator.results.publications import publication_of
 from orchestrator.results.records import same_records
 from orchestrator.results.winners import Results
 from trainables.choices import ADJACENCIES, LEVELS, Level
+from trainables.data.feature_file import READ_ERRORS
 from trainables.errors import UserError, in_range, one_of
 from trainables.files import open_plain
 from trainables.privacy.publication import Publication, total_epsilon
@@ -140,7 +141,7 @@ def _is_model(file: Path) -> bool:
     try:
         with open_plain(file, follow=True) as content, zipfile.ZipFile(content) as archive:
             return {"weights.npy", "about.npy"} <= set(archive.namelist())
-    except (OSError, UserError, zipfile.BadZipFile):  # UserError: a pipe or a device
+    except (*READ_ERRORS, ValueError, UserError):  # UserError: a pipe or a device
         return False
 
 

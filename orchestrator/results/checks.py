@@ -21,8 +21,11 @@ LONGEST_NAME = 100
 MOST_ROUNDS = 10**6  # as in a study
 MOST_ROWS = 10**12
 MOST_LANES = 10**6
+LARGEST = 10**300  # of whole numbers in JSON, which become floats
 SECRET_BYTES = 32
 STATES = ("done", "diverged", "failed")
+NOT_METRICS = ("setting", "epsilon", "method", "search", "stage", "key", "seed", "state", "round")
+"""Other columns of a table of trials by round."""
 
 
 def key(value: Any) -> str:
@@ -139,16 +142,19 @@ def spec(value: Any) -> dict[str, Any]:
         if not isinstance(found, dict) or not isinstance(found.get("hyperparameters"), dict):
             raise _refused(value, "a trial")
         check_hyperparameters(found["hyperparameters"])
-    if "seed" not in found:
+    privacy, last = found.get("privacy"), found.get("stop_after", "missing")
+    if type(found.get("seed")) is not int or type(privacy) is not dict or type(privacy.get("clip")) not in (float, int):
         raise _refused(value, "a trial")
     rounds(found.get("rounds"))
+    if last is not None:
+        rounds(last)
     return found
 
 
 def number(value: Any) -> Any:
     if type(value) is float:  # most are
         return value
-    if not isinstance(value, int | float):
+    if not isinstance(value, int | float) or (isinstance(value, int) and abs(value) > LARGEST):
         raise _refused(value, "a number")
     return value
 
@@ -212,15 +218,23 @@ def _metrics(value: Any) -> dict[str, dict[int, Any]]:
         return {}
     by_name = content(value)
     try:
-        return {metric: _by_round(values) for metric, values in by_name.items()}
+        return {_metric(metric): _by_round(values) for metric, values in by_name.items()}
     except (ValueError, AttributeError) as error:
         raise sqlite3.DataError(f"metrics cannot be read: {error}") from None
 
 
+@lru_cache(maxsize=10_000)
+def _metric(name: str) -> str:
+    """It becomes a column next to others."""
+    if not 0 < len(name) <= LONGEST_NAME or not name.isprintable() or name in NOT_METRICS:
+        raise _refused(name, "the name of a metric")
+    return name
+
+
 def _by_round(found: dict[str, Any]) -> dict[int, Any]:
     values: Collection[Any] = found.values()
-    if not set(map(type, values)) <= {float, type(None)}:
-        values = [value if value is None else number(value) for value in values]
+    if not set(map(type, values)) <= {float}:
+        values = list(map(number, values))
     return dict(zip(map(_round, found), values, strict=True))
 
 

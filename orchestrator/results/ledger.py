@@ -164,7 +164,12 @@ class Row:
 
     @cached_property
     def trial(self) -> TrialSpec:
-        return TrialSpec.model_validate_json(self.spec)
+        try:
+            return TrialSpec.model_validate_json(self.spec)
+        except ValidationError as error:  # also once the ledger is closed
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise UserError(f"the specification of trial {self.key} is damaged: {where}: {first['msg']}") from None
 
     @cached_property
     def content(self) -> dict[str, Any]:
@@ -687,7 +692,7 @@ class Ledger:
             if number not in cells:
                 raise sqlite3.DataError(f"a count names cell {number!r:.50}, which does not exist")
             search = found.setdefault((cells[number], checks.name(strategy)), {})
-            search.setdefault(checks.name(stage), Counter())[state] += checks.count(trials)
+            search.setdefault(checks.name(stage), Counter())[checks.line(state)] += checks.count(trials)
         return found
 
     def totals(self) -> Counter[str]:
@@ -923,7 +928,7 @@ def _can_write(folder: Path) -> bool:
 
 
 def _quoted(path: Path) -> str:
-    return quote(str(path.absolute()))
+    return quote(os.fsencode(path.absolute()))  # a name need not be UTF-8
 
 
 def _take_lock(folder: Path) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import os
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
@@ -63,10 +64,10 @@ def with_located_data(study: Study) -> Study:
 
 
 def _relocate(data: DataSettings) -> DataSettings:
-    if not data.is_file or Path(data.source).is_file():
+    if not data.is_file or os.path.isfile(data.source):
         return data
     elsewhere = _locate(data.model_copy(update={"source": Path(data.source).name}), Path.cwd())
-    return elsewhere if Path(elsewhere.source).is_file() else data
+    return elsewhere if os.path.isfile(elsewhere.source) else data
 
 
 def parse(text: str, file: str, folder: Path | None) -> Study:
@@ -188,7 +189,8 @@ def _locate(data: DataSettings, folder: Path) -> DataSettings:
     if not data.is_file:
         return data
     places = [folder, Path.cwd(), data_folder()]
-    found = [place / data.source for place in places if (place / data.source).is_file()]
+    # unlike Path.is_file, False for a name that no file can have
+    found = [place / data.source for place in places if os.path.isfile(place / data.source)]
     return data.model_copy(update={"source": str(found[0].resolve())}) if found else data
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import json
@@ -160,7 +161,7 @@ def _not_found(name: str) -> str:
         return f"data {name!r} is a folder; turn it into a feature file: {command} for arrays, data prepare for images"
     if not name.endswith(".npz") and not is_table(name):
         return f"data {name!r} is neither a file nor a built-in set ({', '.join([*synthetic.FORMS, simulated.FORM])})"
-    path = Path(name)
+    path, near = Path(name), list[str]()
     known = recipe(path.stem)
     if known is not None:
         return f"data {name!r} does not exist; make it with: fedsweep data prepare {known.name}"
@@ -169,7 +170,9 @@ def _not_found(name: str) -> str:
             f"data {name!r} does not exist, and no published source has it ({UNPUBLISHED[path.stem]}); put a file with "
             f"{', '.join(ARRAYS)} into {data_folder()}, or run PathMNIST: fedsweep data prepare pathmnist-resnet20"
         )
-    close = difflib.get_close_matches(path.name, [file.name for file in path.parent.glob("*.npz")], n=1)
+    with contextlib.suppress(OSError):  # a name that no file can have
+        near = [file.name for file in path.parent.glob("*.npz")]
+    close = difflib.get_close_matches(path.name, near, n=1)
     hint = f"; did you mean {path.parent / close[0]}?" if close else ""
     return f"data {name!r} was found neither next to the study, nor in the current folder, nor in {data_folder()}{hint}"
 

@@ -6,6 +6,7 @@ another module has a method `stages` that returns one. The first stage takes row
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -89,7 +90,7 @@ def _weights_file(settings: NetworkSettings) -> Path:
     if not settings.weights:
         return fetching.fetch(WEIGHTS[settings.network])
     places = [current_folder(), fetching.data_folder()]
-    found = next((place / settings.weights for place in places if (place / settings.weights).is_file()), None)
+    found = next((place / settings.weights for place in places if os.path.isfile(place / settings.weights)), None)
     if found is None:
         raise UserError(f"weights {settings.weights!r} are neither in the current folder nor in {places[1]}")
     return found

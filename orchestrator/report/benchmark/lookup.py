@@ -13,6 +13,7 @@ import pandas as pd
 import pyarrow.parquet
 
 from orchestrator.report.benchmark.columns import COLUMNS, HYPER
+from trainables.data.importing.reading import read_parquet
 from trainables.errors import UserError, one_of
 from trainables.files import open_plain
 
@@ -155,13 +156,26 @@ def read(file: Path | str) -> pd.DataFrame:
             about = pyarrow.parquet.read_metadata(content)
             if about.num_rows * about.num_columns > MOST_VALUES:
                 raise UserError(f"{file} holds more than {MOST_VALUES} values")
-            found = pd.read_parquet(content)
+            found = read_parquet(str(file), content)
     except (OSError, ValueError, MemoryError, RecursionError) as error:
         raise UserError(f"{file} cannot be read as Parquet: {error}".replace("\n", " ")) from None
-    missing = [name for name in COLUMNS if name not in found]
-    if missing:
-        raise UserError(f"{file} is not a fedsweep export: it has no column {missing[0]!r}")
-    return found
+    for name, (kind, _) in COLUMNS.items():
+        if found.column_names.count(name) != 1:
+            raise UserError(f"{file} is not a fedsweep export: it has no column {name!r}")
+        if str(found[name].type) != kind or (kind != "double" and found[name].null_count):
+            raise UserError(f"{file} is not a fedsweep export: column {name!r} does not hold values of type {kind}")
+    for text in found["configuration"].unique().to_pylist():
+        if not _is_configuration(text):
+            raise UserError(f"{file} is not a fedsweep export: {text!r:.80} is not a configuration")
+    return found.to_pandas(ignore_metadata=True)
+
+
+def _is_configuration(text: str) -> bool:
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(values, dict) and all(isinstance(each, str | int | float | None) for each in values.values())
 
 
 def _only(found: pd.DataFrame, name: str, wanted: Any) -> pd.DataFrame:

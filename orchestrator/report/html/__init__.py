@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.report.html import data, document
-from orchestrator.report.tables.render import write_text
+from orchestrator.report.tables.render import one_line, write_text
 from orchestrator.results import status
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.locations import results_location
@@ -35,7 +35,7 @@ def write_report(results: Sequence[str], output: Path | None = None) -> str:
 def read(results: Sequence[str], memory: data.Memory | None = None) -> list[dict[str, Any]]:
     """The page's data for every results folder, under distinct names. `memory` avoids recomputing unchanged cells when
     a folder is read repeatedly."""
-    places = [shown_url(result) for result in results]
+    places = [one_line(shown_url(result)) for result in results]
     names = [place.rstrip("/").rpartition("/")[2] or place for place in places]
     if len(set(names)) < len(names):
         names = places

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -54,7 +55,7 @@ class TableMemory:
             place = files.user_folder("XDG_CACHE_HOME", ".cache") / "tables"
         except RuntimeError:
             return None
-        name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:32]
+        name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:32]
         code = f"{_code()} {plugins.code_hashes()}"
         stamp = hashlib.sha256(f"{code} {study.model_dump_json()}".encode()).hexdigest()
         memory = cls(place / f"{name}.json", stamp)

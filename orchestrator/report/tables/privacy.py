@@ -206,7 +206,7 @@ def _row(cell: CellResult, shown: Sequence[str], study: Study) -> list[str]:
     numbers = _numbers(rows)
     diagnostics = [f"{numbers[name]:.1f}" if name == "clipped_share" else f"{numbers[name]:.3g}" for name in MEASURED]
     trial = rows[0].trial
-    at_most = "≤ " if METHODS[trial.method].bound_only(trial.hyperparameters) else ""
+    at_most = "≤ " if METHODS[cell.method.name].bound_only(trial.hyperparameters) else ""
     return [
         *(("" if name == "epsilon_claimed" else at_most) + rounded_up(numbers[name]) for name in shown),
         NOTHING if math.isnan(priced := with_search(cell, study)) else at_most + rounded_up(priced),

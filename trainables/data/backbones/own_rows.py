@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -114,7 +115,7 @@ def column_of_files(source: str, values: NDArray) -> list[Path]:
     """Paths in a table are relative to its folder."""
     folder = Path(source).parent
     paths = [folder / str(value) for value in values]
-    missing = next((path for path in paths if not path.is_file()), None)
+    missing = next((path for path in paths if not os.path.isfile(path)), None)
     if missing is not None:
         raise UserError(f"data {source} names the image {missing}, which does not exist")
     return paths

@@ -24,7 +24,10 @@ HEADER = """\
 def draft(source: str, table: Table, schema: Schema) -> str:
     """The text of a schema file."""
     labels = texts_of(source, table, schema.label, "label")
-    lines = [HEADER.format(source=source).rstrip(), f"label: {_yaml(schema.label)}"]
+    lines = [
+        HEADER.format(source=_yaml(source)).rstrip(),
+        f"label: {_yaml(schema.label)}",
+    ]
     lines += [f"classes: {_yaml(list(schema.classes or in_order(labels)))}  # all classes, also those without a row"]
     if schema.client:
         lines.append(f"client: {_yaml(schema.client)}")
@@ -74,7 +77,7 @@ def _text_column(name: str, values: NDArray) -> list[str]:
 def _missing(name: str, count: int, with_constant: str) -> list[str]:
     if not count:
         return []
-    return [f"# {count} values of {name} are missing, and are refused unless a constant replaces them:",
+    return [f"# {count} values of {_yaml(name)} are missing, and are refused unless a constant replaces them:",
             f"# {_yaml(name)}: {{{with_constant}}}"]  # fmt: skip
 
 
@@ -92,7 +95,9 @@ def _yaml(value: object) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_yaml, value))}]"
     plain = isinstance(value, str) and value.isidentifier() and value.lower() not in RESERVED
-    return str(value) if plain else json.dumps(value, ensure_ascii=False)
+    if plain:
+        return str(value)
+    return json.dumps(value, ensure_ascii=isinstance(value, str) and not value.isprintable())  # no line breaks
 
 
 RESERVED = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}

@@ -153,10 +153,12 @@ def _json_lines(source: str, lines: io.TextIOWrapper, memory: _Memory) -> Table:
 # ---- columns of Python values
 
 
-def _parquet(source: str, file: IO[bytes], memory: _Memory) -> Table:
+def read_parquet(source: str, file: IO[bytes]) -> Any:
+    """A `pyarrow.Table` without dictionaries and metadata."""
     import pyarrow as pa
     import pyarrow.parquet
 
+    memory = _Memory(source, file.seek(0, io.SEEK_END))
     try:
         content = pyarrow.parquet.ParquetFile(file)
         # not the metadata of columns: damaged ones end the process
@@ -170,12 +172,17 @@ def _parquet(source: str, file: IO[bytes], memory: _Memory) -> Table:
             batches.append(pa.RecordBatch.from_arrays(columns, batch.schema.names))
             memory.add(batches[-1].nbytes)
             memory.add(OBJECT_BYTES * sum(len(c.flatten()) for c in columns if pa.types.is_nested(c.type)))
-        if not batches:
-            return {}
-        table = pa.Table.from_batches(batches)
+        return pa.Table.from_batches(batches) if batches else pa.table({})
     except pa.ArrowException as error:
         reason = " ".join(str(error).split())
         raise UserError(f"data {source} cannot be read as Parquet: {reason}") from None
+
+
+def _parquet(source: str, file: IO[bytes], memory: _Memory) -> Table:
+    import pyarrow as pa
+
+    table = read_parquet(source, file)
+    memory.add(table.nbytes)
     found: Table = {}
     for name in table.column_names:
         column = table[name]
