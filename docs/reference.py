@@ -102,10 +102,16 @@ def _options(command: Any) -> str:
         default = getattr(p, "default", None)
         no_default = default is None or default is False or callable(default) or default == []
         default_text = "" if no_default else f"`{getattr(default, 'value', default)}`"
-        rows.append(
-            f"{', '.join(f'`{name}`' for name in names)} | {_cell(getattr(p, 'help', '') or '')} | {default_text}"
-        )
+        names_text = ", ".join(f"`{name}`" for name in names)
+        rows.append(f"{names_text} | {_cell(getattr(p, 'help', '') or '')}{_choices(p)} | {default_text}")
     return "\n".join(_table("Option | Description | Default", rows)) if rows else ""
+
+
+def _choices(parameter: Any) -> str:
+    descriptor = getattr(parameter, "type_descriptor", None)
+    choices = get_args(descriptor.annotation) if descriptor is not None else ()
+    values = [value for value in choices if isinstance(value, str)]
+    return f" One of {', '.join(f'`{value}`' for value in values)}." if values else ""
 
 
 def _table(header: str, rows: Iterable[str]) -> list[str]:
