@@ -29,6 +29,7 @@ def assert_one_sentence(found):
 METRICS = {
     "no number": {"accuracy": {"20": None}},
     "a huge number": {"accuracy": {"20": 10**400}},
+    "a large number": {"accuracy": {"20": 2**63}},
     "half a character": {"\ud800": {"20": 1.0}},
     "another column": {"round": {"20": float("inf")}},
     "no name": {"": {"20": 1.0}},
@@ -49,7 +50,7 @@ def test_a_trial_that_is_read_late_is_damage(results, fedsweep):
         assert_one_sentence(fedsweep(command, results))
 
 
-TRIALS = {"privacy": [[]], "seed": {"a": 1}, "stop_after": "x"}
+TRIALS = {"hyperparameters": {"learning_rate": 2**63}, "privacy": [[]], "seed": {"a": 1}, "stop_after": "x"}
 
 
 @pytest.mark.parametrize("name", TRIALS)

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any
 
-from orchestrator.results.spec_parts import check_hyperparameters, read_parts
+from orchestrator.results.spec_parts import LARGEST, check_hyperparameters, read_parts
 
 KEY = re.compile(r"[0-9a-f]{24}")  # as `content_key` computes it
 KEYS = re.compile(r"[0-9a-f]*")
@@ -21,7 +21,6 @@ LONGEST_NAME = 100
 MOST_ROUNDS = 10**6  # as in a study
 MOST_ROWS = 10**12
 MOST_LANES = 10**6
-LARGEST = 10**300  # of whole numbers in JSON, which become floats
 SECRET_BYTES = 32
 STATES = ("done", "diverged", "failed")
 NOT_METRICS = ("setting", "epsilon", "method", "search", "stage", "key", "seed", "state", "round")
@@ -154,7 +153,7 @@ def spec(value: Any) -> dict[str, Any]:
 def number(value: Any) -> Any:
     if type(value) is float:  # most are
         return value
-    if not isinstance(value, int | float) or (isinstance(value, int) and abs(value) > LARGEST):
+    if not isinstance(value, int | float) or (isinstance(value, int) and abs(value) >= LARGEST):
         raise _refused(value, "a number")
     return value
 

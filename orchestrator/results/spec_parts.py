@@ -15,6 +15,7 @@ from typing import Any
 HYPERPARAMETERS, AFTER = '"hyperparameters":', ',"privacy":'  # as `TrialSpec` writes them
 NAME = re.compile(r"[A-Za-z_]\w{0,99}", re.ASCII)
 MOST_PARTS = 20_000
+LARGEST = 2**63  # beyond whole numbers in JSON: they become floats, or integers of Arrow
 
 
 def read_parts(text: str) -> dict[str, Any] | None:
@@ -33,7 +34,7 @@ def read_parts(text: str) -> dict[str, Any] | None:
 def check_hyperparameters(chosen: dict[str, Any]) -> None:
     for name, value in chosen.items():
         kind = type(value)
-        scalar = kind is float or kind is int or kind is bool or value is None
+        scalar = kind is float or (kind is int and abs(value) < LARGEST) or kind is bool or value is None
         if not (scalar or (kind is str and value.isprintable())) or not NAME.fullmatch(name):
             raise sqlite3.DataError(f"{ {name: value}!r:.50} is not a hyperparameter")
 
