@@ -15,7 +15,7 @@ from handmade_ledgers import change, change_json
 from orchestrator.report.benchmark import lookup
 from orchestrator.report.benchmark.columns import COLUMNS
 from orchestrator.results.account import _is_model
-from trainables.errors import UserError
+from trainables.errors import UserError, in_range
 
 
 def assert_one_sentence(found):
@@ -101,6 +101,11 @@ def test_data_whose_name_no_file_can_have_does_not_exist(source, tmp_path, fedsw
     study = {"name": "x", "data": [f"{source}.npz"], "methods": ["dp-fedgd"], "epsilons": [1]}
     (tmp_path / "s.yaml").write_text(yaml.safe_dump(study))
     assert_one_sentence(fedsweep("plan", tmp_path / "s.yaml"))
+
+
+def test_a_number_beyond_all_floats_is_shown():
+    with pytest.raises(UserError, match="seed = 10000000000000000000… is not in"):
+        in_range(0, 1, seed=10**400)
 
 
 @pytest.mark.parametrize("line_break", ["\n", "\u2028", "\x85"])

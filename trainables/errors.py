@@ -21,7 +21,14 @@ def in_range(low: float, high: float, ends: str = "[]", /, **values: float) -> N
         above = value > low if ends[0] == "(" else value >= low
         below = value < high if ends[1] == ")" else value <= high
         if not (above and below):
-            raise UserError(f"{name} = {value:g} is not in {ends[0]}{_format(low)}, {_format(high)}{ends[1]}")
+            raise UserError(f"{name} = {_shown(value)} is not in {ends[0]}{_format(low)}, {_format(high)}{ends[1]}")
+
+
+def _shown(value: float) -> str:
+    try:
+        return f"{value:g}"
+    except OverflowError:  # a whole number beyond all floats
+        return f"{value!s:.20}…"
 
 
 def _format(bound: float) -> str:
