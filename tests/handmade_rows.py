@@ -2,7 +2,7 @@
 
 from orchestrator.results.ledger import Row
 
-SPEC = '{"hyperparameters":{},"seed":1,"rounds":10}'
+SPEC = '{"hyperparameters":{},"privacy":{"clip":1.0},"rounds":10,"stop_after":null,"seed":1}'
 HAS_KEY = "number = (SELECT number FROM trial_keys WHERE key = ?)"
 """Selects a row of `trials`."""
 METRICS = {"accuracy": {10: 50.0}, "loss": {10: 1.5}}

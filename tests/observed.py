@@ -8,6 +8,7 @@ Whatever else a program might do with the rows is refused, in words: it would go
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainables.federation import client_host
+from trainables.federation import client_host, lane_vectors
 from trainables.federation.exact_sum import from_grid
 from trainables.federation.hosts import Hosts
 from trainables.federation.pack import ClientWork
@@ -172,6 +173,10 @@ def _watching(record: Record, noise: Vectors, sums: Vectors) -> Iterator[None]:
             record.coins.append((self.seed, self.client, self.round, self.step))
         return plain_generator(self)
 
+    def fill_normals(out, clients, seeds, *rest):
+        for (i, client), (j, seed) in itertools.product(enumerate(clients), enumerate(seeds)):
+            out[i, j] = Address(seed, client, *rest).normal(out.shape[2])
+
     class Watched(client_host.BatchRound):
         """What a program sees of its one client."""
 
@@ -280,6 +285,7 @@ def _watching(record: Record, noise: Vectors, sums: Vectors) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Address, "normal", normal)
         patch.setattr(Address, "generator", generator)
+        patch.setattr(lane_vectors, "fill_normals", fill_normals)
         patch.setattr(client_host.ClientHost, "round_view", Watched)
         patch.setattr(dp_fednew, "clipped_hessian_sum", lambda rows, *rest: rows.hessian(hessian_sum, *rest))
         yield

@@ -402,14 +402,19 @@ choice.blur();
 """
 
 
+TEXT = "return document.querySelector(arguments[0]).innerText"
+
+
 def test_the_page_follows_a_sweep(chromium, served):
     url, folder = served
     page = opened(chromium, url)
-    assert "not finished" in find(page, "#top").text
-    assert "updates automatically" in find(page, "#top").text
-    assert "Best so far on the validation rows" in find(page, "#summary").text
-    assert "Search so far" in find(page, "#curves").text
-    page.execute_script(CHOOSE_BAND)  # in one call: the page may be drawn again between two
+    # each in one call: the page may be drawn again between two
+    top, summary, curves = (page.execute_script(TEXT, selector) for selector in ("#top", "#summary", "#curves"))
+    assert "not finished" in top
+    assert "updates automatically" in top
+    assert "Best so far on the validation rows" in summary
+    assert "Search so far" in curves
+    page.execute_script(CHOOSE_BAND)
     with Ledger.write(folder) as ledger:
         until(page, "return document.querySelector('#top .badge').textContent === 'running'")
         reported.confirm(Writer(ledger, reported.hostile_study(), setting=reported.SETTING), 8)
