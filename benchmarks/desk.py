@@ -158,9 +158,9 @@ def _quantiles(name: str, seconds: list[float]) -> dict[str, float]:
 
 def main() -> None:
     for slots in map(int, sys.argv[1:]):
-        found = measure(slots)
+        machine, found = scaling.machine_and_load(), measure(slots)
         print(slots, found, flush=True)
-        scaling.save("desk", str(slots), found)
+        scaling.save("desk", str(slots), found, machine)
 
 
 if __name__ == "__main__":

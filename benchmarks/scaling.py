@@ -3,6 +3,7 @@
     python -m benchmarks.scaling 10000 100000             measure these numbers of trials
     python -m benchmarks.scaling 1000000 --folder DIR     keep the results folder there, and use one that exists
     python -m benchmarks.scaling view 10000 100000        the live view of studies of this size
+    python -m benchmarks.scaling url 10000 100000         what is uploaded of a ledger at a URL
     python -m benchmarks.scaling keys                     the index of the trials' keys in SQLite
     python -m benchmarks.scaling table                    the tables of docs/scaling.md, from the measurements
 
@@ -24,13 +25,15 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from orchestrator.execution.backends.base import SweepRun, scheduling
 from orchestrator.execution.packing import Capacity
-from orchestrator.execution.progress import SweepProgress, View, progress_table
+from orchestrator.execution.progress import LiveView, View
 from orchestrator.execution.scheduler import Scheduler
 from orchestrator.execution.study_run import _record_study
 from orchestrator.execution.sweep import Sweep
@@ -64,6 +67,7 @@ BARS = {
     "driver_bytes": ("driver, memory per trial", "500 B"),
     "ledger_bytes": ("ledger per trial", ""),
     "view_ms": ("driver, an update of the live view", ""),
+    "uploaded": ("uploads of a ledger at a URL", ""),
     "status": ("`status`", "2 s"),
     "best": ("`best`", "5 s"),
     "tables": ("`tables`", "60 s, 1 GB"),
@@ -72,6 +76,7 @@ BARS = {
     "check": ("`check`", ""),
     "merge": ("`merge` of two halves", "180 s"),
 }
+SECTIONS = {"view_ms": "view", "uploaded": "url"}  # of the report; the others are in "trials"
 DESK_COLUMNS = {
     "messages_per_s": ("messages per second", "{:.0f}"),
     "message_cpu_ms": ("desk, CPU time per message", "{:.2f} ms"),
@@ -123,12 +128,14 @@ def made_up(trial: TrialSpec) -> LaneResult:
     return LaneResult(trial.key, state, last, metrics, 0.25, correct)
 
 
-def run(folder: Path, trials: int) -> dict[str, float]:
-    """A whole sweep, as `fedsweep run` does it, without its tables."""
+def run(folder: Path | str, trials: int, count_uploads: Callable[[Any], None] | None = None) -> dict[str, float]:
+    """A whole sweep, as `fedsweep run` does it, without its tables. `count_uploads`: is called with the location."""
     planned = study(trials)
     memory, began, processor = _resident(), time.perf_counter(), time.process_time()
     location = results_location(folder)
-    with Ledger.write(folder) as ledger:
+    if count_uploads is not None:
+        count_uploads(location)
+    with location.open_for_writing(), Ledger.write(location.folder, keeps_log=location.uploads_log) as ledger:
         ledger.check_rows(location)
         prepared = PreparedStudy.prepare(planned)
         with ledger.transaction():
@@ -143,7 +150,7 @@ def run(folder: Path, trials: int) -> dict[str, float]:
         count = len(sweep.known)
         used, wall = time.process_time() - processor - others, time.perf_counter() - began
         peak = _peak() - memory
-    size = (folder / "ledger.sqlite").stat().st_size
+    size = (Path(str(folder).removeprefix("file://")) / "ledger.sqlite").stat().st_size
     return {
         "trials": count,
         "cells": len(sweep.searches),
@@ -172,17 +179,66 @@ def _answer(scheduler: Scheduler) -> float:
 
 
 def live_view(trials: int) -> dict[str, float]:
-    """The CPU time of what a live view shows, at the start of a sweep."""
-    with tempfile.TemporaryDirectory(prefix="fedsweep-scaling-") as folder, Ledger.write(Path(folder)) as ledger:
+    """The CPU time of an update of the live view, at the start of a sweep, on a terminal of 120 x 40 characters."""
+    with (
+        tempfile.TemporaryDirectory(prefix="fedsweep-scaling-") as folder,
+        Ledger.write(Path(folder)) as ledger,
+        open(os.devnull, "w") as nowhere,
+    ):
         with ledger.transaction():
             sweep = Sweep(PreparedStudy.prepare(study(trials)), ledger)
+        console = Console(file=nowhere, force_terminal=True, width=120, height=40)
+        location = results_location(Path(folder))
+        swept = SweepRun(sweep, sweep.prepared.study.resources, location, View())
         times = []
-        for _ in range(UPDATES):
-            began = time.process_time()
-            SweepProgress.of(sweep)
-            progress_table(sweep)
-            times.append(time.process_time() - began)
+        with scheduling(swept, Capacity(FederationSize(), SLOTS, LANES)) as scheduler, LiveView(console) as view:
+            for _ in range(UPDATES):
+                began = time.process_time()
+                view.show(scheduler)
+                times.append(time.process_time() - began)
     return {"view_ms": 1000 * statistics.median(times)}
+
+
+class CountedFiles:
+    """A file system that counts what is written to it."""
+
+    def __init__(self, files: Any) -> None:
+        self._files = files
+        self.increments = self.increment_bytes = self.files = self.file_bytes = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._files, name)
+
+    def pipe_file(self, path: str, value: bytes) -> None:
+        self.increments += 1
+        self.increment_bytes += len(value)
+        self._files.pipe_file(path, value)
+
+    def put_file(self, local: str, path: str) -> None:
+        self.files += "ledger.sqlite" in path
+        self.file_bytes += Path(local).stat().st_size
+        self._files.put_file(local, path)
+
+
+def uploads(trials: int) -> dict[str, float]:
+    """What is uploaded while a study runs whose results are at a URL; without its checkpoints."""
+
+    def count(location: Any) -> None:
+        location._files = location._ledger._files = CountedFiles(location._files)
+        counted.append(location._files)
+
+    counted: list[CountedFiles] = []
+    with tempfile.TemporaryDirectory(prefix="fedsweep-scaling-") as folder:
+        found = run(f"file://{folder}/results", trials, count)
+    (files,) = counted
+    return {
+        "uploaded": (files.increment_bytes + files.file_bytes) / (found["trials"] * found["ledger_bytes"]),
+        "increments": files.increments,
+        "increment_bytes": files.increment_bytes,
+        "whole_uploads": files.files,
+        "whole_bytes": files.file_bytes,
+        "driver_ms": found["driver_ms"],
+    }
 
 
 def key_insertions() -> dict[str, float]:
@@ -298,14 +354,21 @@ def _merge(folder: Path, scratch: Path) -> dict[str, float]:
     return command("merge", *map(str, halves), "--results", str(scratch / "merged"))
 
 
-def _machine() -> str:
-    names = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()]
-    return f"{os.cpu_count()} cores, {platform.machine()}, load {os.getloadavg()[0]:.0f}" if names else ""
+def processor_name() -> str:
+    fields = [line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines()]
+    known = {name.strip(): value.strip() for name, _, value in fields}
+    part = known.get("CPU part", "")  # 0xd0c: Neoverse-N1
+    return known.get("model name", f"{platform.machine()}{f', CPU part {part}' if part else ''}")
 
 
-def save(section: str, name: str, found: dict[str, Any]) -> None:
+def machine_and_load() -> str:
+    """To be called before a measurement: the load is that of the last minute."""
+    return f"{os.cpu_count()} cores, {processor_name()}, load {os.getloadavg()[0]:.1f}"
+
+
+def save(section: str, name: str, found: dict[str, Any], machine: str) -> None:
     known = json.loads(REPORT.read_text()) if REPORT.exists() else {}
-    known.setdefault(section, {}).setdefault(name, {}).update({**found, "machine": _machine()})
+    known.setdefault(section, {}).setdefault(name, {}).update({**found, "machine": machine})
     REPORT.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
 
 
@@ -320,8 +383,8 @@ def table() -> str:
         f"|---|---:|{'---:|' * len(sizes)}",
     ]
     for name, (title, bar) in BARS.items():
-        section = "view" if name == "view_ms" else "trials"
-        cells = [_cell(name, known[section].get(size, {}).get(name)) for size in sizes]
+        section = SECTIONS.get(name, "trials")
+        cells = [_cell(name, known.get(section, {}).get(size, {}).get(name)) for size in sizes]
         if not any(cells):
             continue
         lines.append(f"| {title} | {bar} | {' | '.join(cells)} |")
@@ -343,6 +406,19 @@ def desk_table() -> str:
     return "\n".join(lines)
 
 
+def slots_table() -> str:
+    """The measurements of `benchmarks.slots`."""
+    rows = sorted(json.loads(REPORT.read_text())["slots"].values(), key=lambda row: (row["slots"], row["seconds"]))
+    lines = [
+        "| slots | pack duration | packs | slots busy | processes | driver, of a core | all slots started after |",
+        "|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        form = "| {slots} | {seconds:g} s | {packs} | {busy:.0%} | {processes} | {driver:.0%} | {start_s:.0f} s |"
+        lines.append(form.format(**row))
+    return "\n".join(lines)
+
+
 def _cell(name: str, value: Any) -> str:
     if value is None:
         return ""
@@ -352,31 +428,36 @@ def _cell(name: str, value: Any) -> str:
         return f"{value:.0f} B"
     if name == "view_ms":
         return f"{value:.0f} ms"
+    if name == "uploaded":
+        return f"{value:.1f} times its size"
     return f"{value['cpu_s']:.1f} s CPU, {value['wall_s']:.1f} s, {value['peak_mb']:.0f} MB"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="+", help="numbers of trials; run N; view N; keys; table")
+    parser.add_argument("what", nargs="+", help="numbers of trials; run N; view N; url N; keys; table")
     parser.add_argument("--folder", type=Path, help="results folder to keep")
     parser.add_argument("--only", nargs="*", default=[], help="commands to measure")
     options = parser.parse_args()
     if options.what[0] == "run":
         print(json.dumps(run(options.folder, int(options.what[1]))))
     elif options.what[0] == "table":
-        print(table(), desk_table(), sep="\n\n")
-    elif options.what[0] == "view":
+        print(table(), desk_table(), slots_table(), sep="\n\n")
+    elif options.what[0] in ("view", "url"):
         for trials in options.what[1:]:
-            found = live_view(int(trials))
+            machine = machine_and_load()
+            found = (live_view if options.what[0] == "view" else uploads)(int(trials))
             print(trials, found, flush=True)
-            save("view", trials, found)
+            save(options.what[0], trials, found, machine)
     elif options.what[0] == "keys":
+        machine = machine_and_load()
         insertions = key_insertions()
         print(insertions)
-        save("driver", "keys_us", insertions)
+        save("driver", "keys_us", insertions, machine)
     else:
         for trials in map(int, options.what):
-            save("trials", str(trials), measure(trials, options.folder, options.only))
+            machine = machine_and_load()
+            save("trials", str(trials), measure(trials, options.folder, options.only), machine)
 
 
 if __name__ == "__main__":

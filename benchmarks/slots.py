@@ -1,10 +1,11 @@
 """Utilisation of the slots of a cluster: a whole sweep with Ray Tune and packs that only wait.
 
-    python -m benchmarks.slots                 the whole table, 15 minutes
+    python -m benchmarks.slots                 the whole table of docs/scaling.md, 15 minutes
     python -m benchmarks.slots 16 2            16 slots, packs of 2 seconds
     python -m benchmarks.slots trials 100000   the driver's cost per trial, with trials that take no time
 
-Every slot is a process; the local Ray is started with one (virtual) CPU per slot.
+Every slot is a process; the local Ray is started with one (virtual) CPU per slot. `python -m benchmarks.scaling table`
+prints the measurements.
 """
 
 from __future__ import annotations
@@ -16,11 +17,10 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.scaling import save
+from benchmarks.scaling import machine_and_load, save
 from benchmarks.waiting import WaitingFederation
 from orchestrator.execution.backends import ray as ray_backend
 from orchestrator.execution.backends.base import SweepRun
@@ -36,24 +36,6 @@ from trainables.federation.federation_size import FederationSize
 
 CELLS = 4
 WAVES = {0.5: 24, 2.0: 12, 30.0: 3}  # seconds per pack: packs per slot and stage
-COLUMNS = "| slots | pack duration | packs | slots busy | processes | driver CPU | all slots started after |"
-
-
-@dataclass(frozen=True)
-class Measured:
-    slots: int
-    seconds: float
-    packs: int
-    busy: float
-    processes: int
-    driver: float
-    start_s: float
-
-    def line(self) -> str:
-        return (
-            f"| {self.slots} | {self.seconds:g} s | {self.packs} | {100 * self.busy:.0f}% | {self.processes} | "
-            f"{100 * self.driver:.0f}% | {self.start_s:.0f} s |"
-        )
 
 
 def study(slots: int, waves: int) -> Study:
@@ -103,7 +85,7 @@ def waiting_sweep(measured_study: Study, slots: int, seconds: float, lanes: int)
         yield sweep, folder, planned
 
 
-def measure(slots: int, seconds: float) -> Measured:
+def measure(slots: int, seconds: float) -> dict[str, float]:
     measured_study = study(slots, WAVES[seconds])
     with connected(cpus=slots):
         began, processor = time.time(), time.process_time()
@@ -114,7 +96,15 @@ def measure(slots: int, seconds: float) -> Measured:
     packs = [pack for process in ran for pack in process]
     first, last = min(pack[0] for pack in packs), max(pack[1] for pack in packs)
     busy = sum(end - start for start, end in packs) / (slots * (last - first))
-    return Measured(slots, seconds, len(packs), busy, len(ran), used / (ended - began), first - began)
+    return {
+        "slots": slots,
+        "seconds": seconds,
+        "packs": len(packs),
+        "busy": busy,
+        "processes": len(ran),
+        "driver": used / (ended - began),
+        "start_s": first - began,
+    }
 
 
 def cost_of_trials(trials: int) -> dict[str, float]:
@@ -151,16 +141,17 @@ def _resident() -> int:
 
 
 def main() -> None:
+    machine = machine_and_load()
     if sys.argv[1:2] == ["trials"]:
         found = cost_of_trials(int(sys.argv[2]))
         print(found)
-        save("driver", "with_tune", found)
+        save("driver", "with_tune", found, machine)
         return
     chosen = [(int(sys.argv[1]), float(sys.argv[2]))] if len(sys.argv) == 3 else None
-    print(COLUMNS)
-    print("|---:|---:|---:|---:|---:|---:|---:|")
     for slots, seconds in chosen or [(n, s) for n in (4, 16, 64) for s in sorted(WAVES)]:
-        print(measure(slots, seconds).line(), flush=True)
+        machine, found = machine_and_load(), measure(slots, seconds)
+        print(found, flush=True)
+        save("slots", f"{slots} slots, packs of {seconds:g} s", found, machine)
 
 
 if __name__ == "__main__":

@@ -313,3 +313,4 @@ def test_the_tables_of_the_scaling_page_are_those_of_its_benchmark():
     page = (DOCS / "scaling.md").read_text()
     assert scaling.table() in page
     assert scaling.desk_table() in page
+    assert scaling.slots_table() in page

@@ -14,6 +14,7 @@ from simulated_search import GD, drive, near, study
 from benchmarks import slots
 from orchestrator.execution import scheduler as scheduler_module
 from orchestrator.execution.cell_search import CellSearch, NextStage
+from orchestrator.execution.progress import progress_table
 from orchestrator.results import counts
 from orchestrator.results.ledger import Ledger
 from orchestrator.study.cell_id import CellId
@@ -93,22 +94,67 @@ def test_offers_that_wait_are_not_counted_again(tmp_path):
     assert costs[1] < 1.2 * costs[0], costs
 
 
-def test_all_packs_in_flight_are_compared_less_often_the_more_there_are(tmp_path, monkeypatch):
-    """With idle slots the driver looks for packs to split or to copy, otherwise at every exchange with the desk."""
+@pytest.fixture
+def clock(monkeypatch):
     now = [1000.0]
     monkeypatch.setattr(scheduler_module.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_all_packs_in_flight_are_compared_less_often_the_more_there_are(tmp_path, monkeypatch, clock):
+    """With idle slots the driver looks for packs to split or to copy, otherwise at every exchange with the desk."""
     with busy(tmp_path, 4) as cluster:
         monkeypatch.setattr(scheduler_module, "COMPARE_EVERY_S", 2.0)
         scheduler, compared = cluster.scheduler, []
-        scheduler.queue.packs, scheduler.queue.capacity = [], replace(scheduler.capacity, federations=1000)
+        waiting, scheduler.queue.capacity = scheduler.queue.packs[0], replace(scheduler.capacity, federations=1000)
         scheduler.queue.balance = lambda *packs: compared.append("to split")
         scheduler._copies = lambda count: compared.append("to copy") or []
         for number in range(5, 300):
             scheduler.in_flight[number] = next(iter(scheduler.in_flight.values()))
         for later, found in ((10.0, 2), (3.9, 2), (0.2, 4)):
-            now[0] += later
+            clock[0] += later
+            scheduler.queue.packs = [waiting]
             scheduler.next_orders()
             assert len(compared) == found
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_packs_that_come_back_are_split_for_idle_slots(tmp_path, clock, at_once):
+    """However many packs are in flight, and however often the driver has looked before."""
+    slots_in_all, lanes = 150, 64
+    with Cluster(tmp_path, slots.study(slots_in_all * lanes, 1), lanes=lanes, federations=slots_in_all) as cluster:
+        scheduler = cluster.scheduler
+        scheduler.queue.pace = 60 / scheduler.queue.packs[0].work
+        for number in range(slots_in_all):
+            cluster.take(f"slot {number}", f"node {number // 8}")
+        scheduler.queue.packs = []
+        for number in list(scheduler.in_flight)[110:]:
+            del scheduler.in_flight[number]  # they have ended, and nothing more is open
+        clock[0] += 50
+        for _ in range(4):
+            clock[0] += 0.02
+            assert scheduler.next_orders() == []
+        orders = []
+        for number in list(scheduler.in_flight)[:8]:
+            cluster.report(number, "handed back", scheduler.in_flight[number].slot, round=0)
+            if not at_once:
+                clock[0] += 0.02
+                orders += scheduler.next_orders()
+        clock[0] += 0.02 if at_once else 1.0
+        orders += scheduler.next_orders()
+        assert max(len(order.trials) for order in orders) < lanes
+        assert sum(len(order.trials) for order in orders) == 8 * lanes
+
+
+def test_a_small_terminal_shows_the_cells_that_run(tmp_path):
+    with busy(tmp_path, 4) as cluster:
+        sweep = cluster.scheduler.sweep
+        first, *others = sweep.searches
+        sweep._left[id(first)] = 0
+        names = [search.name for search in others[:2]]
+        table = progress_table(sweep, rows=3)
+        assert [str(cell) for cell in table.columns[0].cells] == [*names, f"… and {len(others) - 1} other cells"]
+        assert progress_table(sweep, rows=len(sweep.searches)).row_count == len(sweep.searches)
 
 
 # ---- the desk

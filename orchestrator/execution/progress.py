@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 from types import TracebackType
 
-from rich.console import Group
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -20,6 +20,7 @@ from orchestrator.execution.sweep import Sweep
 
 SHOW_SHARE = 0.02  # of the driver's time, at most, goes into the view
 RECENT_S = 60.0  # the rate is measured over this time: a machine may become busy
+OTHER_LINES = 6  # of a terminal, that the table of cells leaves free
 
 
 @dataclass(frozen=True)
@@ -116,11 +117,11 @@ class View:
         began, rounds = self._recent[0]
         return (scheduler.lane_rounds - rounds) / max(1e-9, time.monotonic() - began)
 
-    def left(self, scheduler: Scheduler) -> str:
+    def left(self, progress: SweepProgress, scheduler: Scheduler) -> str:
         rate = self.rate(scheduler)
         if rate == 0:
             return "?"
-        seconds = SweepProgress.of(scheduler.sweep).rounds_left / rate
+        seconds = progress.rounds_left / rate
         return f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
 
 
@@ -135,7 +136,7 @@ class LineView(View):
         progress = SweepProgress.of(scheduler.sweep)
         self.say(
             f"{progress.trials_done}/{progress.trials_total} trials, {self.rate(scheduler):.0f} trial-rounds/s, "
-            f"{self.left(scheduler)} left{_warnings(scheduler)}"
+            f"{self.left(progress, scheduler)} left{_warnings(scheduler)}"
         )
 
 
@@ -162,9 +163,9 @@ class JsonView(View):
 class LiveView(View):
     """Cells by stages, redrawn in place."""
 
-    def __init__(self) -> None:
+    def __init__(self, console: Console = stderr) -> None:
         super().__init__()
-        self._live = Live(console=stderr, auto_refresh=False, vertical_overflow="ellipsis")
+        self._live = Live(console=console, auto_refresh=False, vertical_overflow="ellipsis")
 
     def __enter__(self) -> View:
         self._live.start()
@@ -179,9 +180,10 @@ class LiveView(View):
         progress = SweepProgress.of(scheduler.sweep)
         status = Text(
             f"{progress.trials_done}/{progress.trials_total} trials · {self.rate(scheduler):.0f} trial-rounds/s · "
-            f"{self.left(scheduler)} left{_warnings(scheduler)}"
+            f"{self.left(progress, scheduler)} left{_warnings(scheduler)}"
         )
-        self._live.update(Group(progress_table(scheduler.sweep), status), refresh=True)
+        rows = max(1, self._live.console.height - OTHER_LINES)
+        self._live.update(Group(progress_table(scheduler.sweep, rows), status), refresh=True)
 
 
 def _warnings(scheduler: Scheduler) -> str:
@@ -189,18 +191,24 @@ def _warnings(scheduler: Scheduler) -> str:
     return retried + (" · stopping after the packs in flight" if scheduler.stopping else "")
 
 
-def progress_table(sweep: Sweep) -> Table:
-    """Cells by stages with the best validation score so far."""
-    begun = [{*search.stages, *search.trials_to_come()} for search in sweep.searches]
-    stages = [stage for stage in sweep.prepared.study.stages if any(stage in some for some in begun)]
+def progress_table(sweep: Sweep, rows: int | None = None) -> Table:
+    """Cells by stages with the best validation score so far. `rows`: that there is room for; if there are more cells,
+    those with open trials come first."""
+    searches = sweep.searches
+    begun = {stage for search in searches for stage in (*search.stages, *search.trials_to_come())}
+    stages = [stage for stage in sweep.prepared.study.stages if stage in begun]
     table = Table(box=None, pad_edge=False)
     table.add_column("cell")
     for stage in stages:
         table.add_column(stage, justify="right")
     table.add_column(f"best validation {sweep.prepared.study.objective_spec.short}", justify="right")
-    for search in sweep.searches:
+    if rows is not None and len(searches) > rows:
+        searches = sorted(searches, key=lambda search: not sweep.left(search))[: rows - 1]
+    for search in searches:
         counts = [str(stage_count(search, stage, sweep)) for stage in stages]
         table.add_row(Text(printable(search.name)), *counts, best_so_far(search, sweep))
+    if others := len(sweep.searches) - len(searches):
+        table.add_row(f"… and {others} other cells")
     return table
 
 

@@ -133,9 +133,13 @@ class Scheduler:
         limited = [self.offered[number] for number in self._limited_offers]
         offered = len(self.offered) - sum(pack.is_copied or bool(pack.not_on) for pack in limited)  # to every slot
         now, pause = time.monotonic(), len(self.in_flight) // 100 * COMPARE_EVERY_S
-        if offered < idle and now - self._balanced >= pause:
-            self._balanced = now
-            self.queue.balance(self.in_flight.values(), self.offered.values())
+        packs = self.queue.packs
+        if packs and offered < idle:
+            if now - self._balanced >= pause:
+                self._balanced = now
+                self.queue.balance(self.in_flight.values(), self.offered.values())
+            elif offered + len(packs) < idle:
+                return orders  # they may have to be split
         packs = self.queue.packs
         while packs and offered < (slots if self.queue.seconds(packs[0]) < SHORT_S else idle):
             pack = packs.pop(0)
@@ -162,7 +166,7 @@ class Scheduler:
         """Packs that were offered to some nodes only, none of which will take them."""
         self._limited_offers = [number for number in self._limited_offers if number in self.offered]
         limited = [(number, self.offered[number]) for number in self._limited_offers]
-        numbers = [number for number, pack in limited if pack.not_on and not self._waits_for_others(pack)]
+        numbers = {number: None for number, pack in limited if pack.not_on and not self._waits_for_others(pack)}
         self._limited_offers = [number for number in self._limited_offers if number not in numbers]
         self.superseded += numbers
         return [self._offer(self.offered.pop(number), avoid=()) for number in numbers]
