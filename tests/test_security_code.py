@@ -1,12 +1,15 @@
 """Attacks that try to execute code: modules planted in the current folder or next to a plug-in, on the driver and on
 Ray workers, and files that libraries read from the current folder."""
 
+import contextlib
 import json
 import os
-import socket
+import shutil
 import stat
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 import reported
@@ -228,8 +231,27 @@ def test_a_prepared_folder_for_ray_is_not_used(tmp_path, monkeypatch):
     assert stat.S_IMODE(other.stat().st_mode) == 0o700
 
 
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs a process or file of another user")
+LISTENER = """import os, socket, sys
+if len(sys.argv) > 2:
+    os.setuid(int(sys.argv[2]))
+server = socket.create_server((sys.argv[1], 0))
+print(server.getsockname()[1], flush=True)
+sys.stdin.read()"""
+
+
+@contextlib.contextmanager
+def listener(place, user):
+    """The port at which a process of this user accepts connections."""
+    command = [sys.executable, "-I", "-c", LISTENER, place, *([str(user)] if user else [])]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield int(process.stdout.readline())
+        process.communicate()
+
+
+@needs_root
 def test_auto_is_no_cluster_of_another_user(tmp_path, monkeypatch):
-    """Ray believes a file in a folder that all users can write to, and would send the token to the address in it."""
+    """Ray believes a file that every user can write; the cluster that it names would get this user's token."""
     from ray._private import services
 
     from orchestrator.execution.cluster import connect
@@ -237,25 +259,72 @@ def test_auto_is_no_cluster_of_another_user(tmp_path, monkeypatch):
     monkeypatch.setattr(services, "find_gcs_addresses", frozenset)  # of Rays that run on this machine now
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    with socket.create_server(("0.0.0.0", 0)) as listener:
-        (tmp_path / "ray").mkdir()
-        (tmp_path / "ray" / "ray_current_cluster").write_text(f"127.0.0.1:{listener.getsockname()[1]}")
-        with pytest.raises(UserError, match="neither you nor root has started Ray on this machine for it"):
+    (tmp_path / "ray").mkdir()
+    with listener("0.0.0.0", 65534) as port:
+        (tmp_path / "ray" / "ray_current_cluster").write_text(f"127.0.0.1:{port}")
+        with pytest.raises(UserError, match="neither you nor root has started its head on this machine"):
             connect._join("auto")
-        listener.setblocking(False)
-        with pytest.raises(BlockingIOError):
-            listener.accept()
 
 
-def test_a_process_of_another_user_names_no_cluster():
+@pytest.fixture
+def raylet():
+    """A program with the name of Ray's, which every user may start."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        yield shutil.copy("/bin/sh", Path(folder) / "raylet")
+
+
+@pytest.mark.parametrize("user", [None, pytest.param(65534, marks=needs_root)])
+def test_only_a_ray_of_this_user_names_a_cluster(raylet, user):
+    """A program that runs as root for any user, such as passwd, has arguments that the user chooses."""
     from orchestrator.execution.cluster.ray_internals import own_clusters
 
-    users = {None: "192.0.2.10:6379", **({65534: "192.0.2.11:6379"} if os.geteuid() == 0 else {})}
-    for user, address in users.items():
-        command = ["/bin/sh", "-c", "read line", f"--gcs-address={address}", "--gcs-address=none"]
+    for program, address in ((raylet, "192.0.2.10:6379"), ("/bin/sh", "192.0.2.11:6379")):
+        command = [program, "-c", "read line", f"--gcs-address={address}", "--gcs-address=none"]
         with subprocess.Popen(command, stdin=subprocess.PIPE, user=user) as process:
-            assert (address in own_clusters()) == (user is None)
+            assert (address in own_clusters()) == (program == raylet and user is None)
             process.communicate()
+
+
+@pytest.mark.parametrize("user", [None, pytest.param(65534, marks=needs_root)])
+@pytest.mark.parametrize("place", ["127.0.0.1", "0.0.0.0"])
+def test_the_head_of_another_user_is_not_joined(place, user):
+    from orchestrator.execution.cluster.connect import _is_own
+
+    with listener(place, user) as port:
+        assert _is_own(f"127.0.0.1:{port}") == (user is None)
+        assert _is_own(f"127.0.0.2:{port}") == (user is None and place == "0.0.0.0")
+
+
+@needs_root
+def test_a_token_of_another_user_is_refused(tmp_path, monkeypatch):
+    """With an inherited HOME: its owner could run code in this Ray."""
+    from orchestrator.execution.cluster import connect
+
+    token = tmp_path / "auth_token"
+    token.write_text("0" * 64)
+    os.chown(token, 65534, 65534)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
+    with pytest.raises(UserError, match="belongs to another user: set HOME to your own home folder"):
+        connect._make_token()
+
+
+def test_no_entry_of_the_search_path_is_relative(tmp_path):
+    """An editable install of a package with namespace packages adds one, and Python imports sitecustomize from it."""
+    command = [sys.executable, "-P", "-c", "import sys; print(*sys.path, sep='\\n')"]
+    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert [place for place in shown.splitlines() if not os.path.isabs(place)] == []
+
+
+@pytest.mark.parametrize("value", ["", "here"])
+def test_the_private_folder_is_absolute(value, tmp_path, monkeypatch):
+    from orchestrator.execution.cluster import private_folder
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAY_TMPDIR", value)
+    folder = private_folder.private_folder()
+    assert folder.is_absolute()
+    assert value or os.listdir(tmp_path) == []
 
 
 def test_a_long_temporary_folder_leaves_room_for_socket_names(tmp_path, monkeypatch):

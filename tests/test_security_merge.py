@@ -1,5 +1,7 @@
 """Attacks with a part of a study that is merged: its secrets, and its hashes of plug-ins."""
 
+import contextlib
+import sqlite3
 from pathlib import Path
 
 import private_study
@@ -9,6 +11,7 @@ from private_study import CELL_ID, SECRET, TEXT
 from orchestrator.execution import study_run
 from orchestrator.execution.merging import _copy, merge
 from orchestrator.execution.progress import View
+from orchestrator.results import ledger as ledger_module
 from orchestrator.results.ledger import Ledger
 from orchestrator.study.cells import PreparedStudy
 from trainables.errors import UserError
@@ -48,12 +51,12 @@ def test_an_unfinished_private_search_of_another_folder_is_not_continued(lost, t
     merge([tmp_path / "theirs"], tmp_path / "mine")
     with Ledger.read(tmp_path / "mine") as ledger:
         before = ledger.states()
-    with pytest.raises(UserError, match="merged from another folder before it was finished"):
+    with pytest.raises(UserError, match="began in another folder"):
         resume(tmp_path / "mine")
     with Ledger.read(tmp_path / "mine") as ledger:
         assert ledger.states() == before
     merge([tmp_path / "mine"], tmp_path / "again")
-    with pytest.raises(UserError, match="merged from another folder"):
+    with pytest.raises(UserError, match="began in another folder"):
         resume(tmp_path / "again")
     assert resume(tmp_path / "theirs").complete, "it continues where it began"
     merge([tmp_path / "theirs"], tmp_path / "mine")
@@ -69,6 +72,42 @@ def test_ones_own_search_continues_after_a_merge(tmp_path):
         assert ledger.secrets() == {CELL_ID: SECRET, OTHER: KNOWN}
         assert ledger.foreign_searches() == {OTHER}
     assert resume(tmp_path / "mine").complete
+
+
+def test_a_secret_that_this_user_has_not_drawn_is_not_used(tmp_path, monkeypatch):
+    """A prepared folder may have the secret of a search that has not begun, and no study."""
+    with monkeypatch.context() as theirs:
+        theirs.setattr(ledger_module, "user_key", lambda: b"of a stranger")
+        with Ledger.write(tmp_path) as ledger:
+            ledger.add_secrets({CELL_ID: KNOWN})
+    with Ledger.read(tmp_path) as ledger:
+        assert ledger.foreign_searches() == {CELL_ID}
+    with pytest.raises(UserError, match="or by another user, who may know its secret"):
+        resume(tmp_path)
+    with Ledger.read(tmp_path) as ledger:
+        assert ledger.states() == {}
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE TABLE cells (number INTEGER DEFAULT 7, data TEXT, partition TEXT, method TEXT, epsilon REAL)",
+        "CREATE TABLE cells (number INTEGER PRIMARY KEY ON CONFLICT REPLACE, data, partition, method, epsilon)",
+        "CREATE TABLE another (number INTEGER)",
+        "CREATE INDEX another ON cells (data)",
+    ],
+)
+def test_other_definitions_of_tables_are_refused(tmp_path, statement):
+    """With a default, a new cell would get the number of a cell whose secret the author of the folder knows."""
+    with Ledger.write(tmp_path):
+        pass
+    with contextlib.closing(sqlite3.connect(tmp_path / "ledger.sqlite", isolation_level=None)) as db:
+        if "TABLE cells" in statement:
+            db.execute("DROP TABLE cells")
+        db.execute(statement)
+    for opened in (Ledger.read, Ledger.write):
+        with pytest.raises(UserError, match="its tables have other definitions"), opened(tmp_path):
+            pass
 
 
 def test_a_part_does_not_replace_hashes_of_plug_ins(tmp_path):

@@ -134,6 +134,16 @@ def user_folder(variable: str, *default: str) -> Path:
     return chosen / "fedsweep"
 
 
+def trusted_user_folder(variable: str, *default: str) -> Path:
+    """The same for what is executed or believed. Raises RuntimeError if it lies in a folder of another user, as with an
+    inherited $HOME: its owner can replace what is in it."""
+    folder = user_folder(variable, *default)
+    for place in (Path.home(), folder.parent):
+        if place.exists() and place.stat().st_uid not in (0, os.geteuid()):
+            raise RuntimeError(f"{place} belongs to another user")
+    return folder
+
+
 def make_private(folder: Path, *names: str) -> None:
     """Close a folder, and files in it, to other users."""
     for name in names:

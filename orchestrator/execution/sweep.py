@@ -199,9 +199,9 @@ class Sweep:
             return
         if any(trial.key not in self.outcomes for trial in trials):
             raise UserError(
-                f"the private search of {search.cell.name!r} was merged from another folder before it was finished, "
-                "and anyone who has that folder knows its secret; finish it there and merge again, or run the study in "
-                "a new folder"
+                f"the private search of {search.cell.name!r} began in another folder, on another machine or by another "
+                "user, who may know its secret; finish it there, or run the study in a new folder (on another machine of "
+                "your own, continue it with a copy of ~/.local/state/fedsweep/checkpoint.key)"
             )
 
     def _update_best(self, search: CellSearch, candidate: int, outcome: Outcome) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import hmac
 import itertools
 import json
 import math
@@ -39,13 +40,14 @@ from orchestrator.results.trial_columns import CHUNK, TrialColumns
 from orchestrator.study.cell_id import CellId, SettingId
 from trainables import files, plugins
 from trainables.errors import UserError
+from trainables.federation.checkpoint_key import user_key
 from trainables.federation.trial_spec import TrialSpec
 
 if TYPE_CHECKING:
     from orchestrator.search.candidates import Outcome
     from trainables.federation.pack import PackGroup
 
-SCHEMA_VERSION = "8"
+SCHEMA_VERSION = "9"  # increase it with every change of a definition, comments included
 JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
 """Ends a journal with the name of another journal, which SQLite writes for several databases. A ledger has none."""
 SQLITE_FILES = tuple(f"ledger.sqlite{ending}" for ending in ("", "-wal", "-shm", "-journal"))
@@ -82,7 +84,8 @@ CREATE TABLE IF NOT EXISTS trial_keys (    -- trials by number, in the order of 
     number INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE
 );
 CREATE TABLE IF NOT EXISTS secrets (       -- the secret of a cell's private search; never shown
-    cell INTEGER PRIMARY KEY, secret BLOB NOT NULL
+    cell INTEGER PRIMARY KEY, secret BLOB NOT NULL,
+    mark BLOB NOT NULL                     -- a digest with the key of the user who drew it
 );
 CREATE TABLE IF NOT EXISTS trials (
     number INTEGER PRIMARY KEY,
@@ -246,6 +249,24 @@ class SettingFacts:
     """Records, or users, that the budget protects."""
 
 
+def _definitions(db: sqlite3.Connection) -> set[tuple[str, ...]]:
+    return set(db.execute("SELECT type, name, tbl_name, coalesce(sql, '') FROM sqlite_master"))
+
+
+@cache
+def _own_definitions() -> set[tuple[str, ...]]:
+    """A stranger's definition could have a default that chooses the secret of the next private search."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as db:
+        db.executescript(f"{SCHEMA} {counts.SCHEMA}")
+        return _definitions(db)
+
+
+def _mark(cell: CellId, secret: bytes) -> bytes:
+    """Shows that this user has drawn the secret of a private search. A results folder may come from anyone, and whoever
+    knows the secret can subtract the noise of the search."""
+    return hmac.digest(user_key(), b"secret of a private search\n" + repr(cell).encode() + secret, "sha256")
+
+
 class Ledger:
     """Open with `Ledger.write(folder)`, which takes the lock, or with `Ledger.read(folder)`."""
 
@@ -326,6 +347,8 @@ class Ledger:
                 f"the ledger in {folder} has version {version!s:.50}, this program reads {SCHEMA_VERSION}; "
                 "run the study in a new folder"
             )
+        if _definitions(self._db) != _own_definitions():
+            raise UserError(f"the ledger in {folder} is damaged: its tables have other definitions than this program's")
 
     def _meta(self, name: str) -> str | None:
         row = self._db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
@@ -743,32 +766,31 @@ class Ledger:
             known = self._db.execute(query, cell).fetchone()
         return checks.secret(known[0])
 
-    def add_secrets(self, new: Mapping[CellId, bytes]) -> None:
-        """Existing secrets stay."""
+    def add_secrets(self, new: Mapping[CellId, bytes], *, foreign: bool = False) -> None:
+        """Existing secrets stay. `foreign`: of searches that began in another folder."""
         if new:
             _make_private(self._folder)
         with self.transaction():
             (last,) = self._db.execute("SELECT coalesce(max(number), 0) FROM cells").fetchone()
             self._refuse_secrets_of(self._db.execute("SELECT cell FROM secrets WHERE cell > ?", (last,)))
-            numbered = [(self._cell_number(cell), secret) for cell, secret in new.items()]
-            self._db.executemany("INSERT OR IGNORE INTO secrets VALUES (?, ?)", numbered)
-
-    def add_foreign_secrets(self, new: Mapping[CellId, bytes]) -> None:
-        """Secrets of searches that began in another folder. Existing secrets stay."""
-        with self.transaction():
-            known = self.secrets()
-            foreign = {*self.foreign_searches(), *(cell for cell in new if cell not in known)}
-            self.add_secrets(new)
-            if foreign:
-                numbers = json.dumps(sorted(map(self._cell_number, foreign)))
-                self._db.execute("INSERT OR REPLACE INTO meta VALUES ('foreign_searches', ?)", (numbers,))
+            numbered = [
+                (self._cell_number(cell), secret, b"" if foreign else _mark(cell, secret))
+                for cell, secret in new.items()
+            ]
+            self._db.executemany("INSERT OR IGNORE INTO secrets VALUES (?, ?, ?)", numbered)
 
     def foreign_searches(self) -> set[CellId]:
-        """Cells whose secret came from another folder by `merge`: the author of that folder knows it."""
-        cells, numbers = self._cells(), checks.content(self._meta("foreign_searches") or "[]")
-        if not isinstance(numbers, list) or not all(isinstance(number, int) for number in numbers):
-            raise sqlite3.DataError(f"{numbers!r:.50} is not a list of cells")
-        return {cells[number] for number in numbers if number in cells}
+        """Cells whose secret this user has not drawn on this machine, or that came from another folder by `merge`:
+        someone else may know it."""
+        cells, found = self._cells(), self._db.execute("SELECT cell, secret, mark FROM secrets").fetchall()
+        own = {
+            number
+            for number, secret, mark in found
+            if number in cells
+            and isinstance(mark, bytes)
+            and hmac.compare_digest(mark, _mark(cells[number], checks.secret(secret)))
+        }
+        return {cells[number] for number, *_ in found if number in cells and number not in own}
 
     def secrets(self) -> dict[CellId, bytes]:
         cells, found = self._cells(), dict(self._db.execute("SELECT cell, secret FROM secrets"))

@@ -1,7 +1,8 @@
-"""The key that authenticates a user's checkpoints.
+"""The key that authenticates a user's checkpoints and the secrets of private searches.
 
 A results folder may come from anyone. The author of a checkpoint chooses the weights and the round that a private trial
-continues from, so only checkpoints of the user's own runs are believed. The key lies outside of all results folders.
+continues from, and whoever knows the secret of a private search can subtract its noise. So only checkpoints and secrets
+of the user's own runs are believed. The key lies outside of all results folders.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import stat
 from functools import cache
 from pathlib import Path
 
-from trainables.files import PRIVATE, PRIVATE_FOLDER, replacing, user_folder
+from trainables.files import PRIVATE, PRIVATE_FOLDER, replacing, trusted_user_folder
 
 SIZE = 32  # bytes
 log = logging.getLogger("fedsweep")
@@ -23,7 +24,7 @@ log = logging.getLogger("fedsweep")
 def user_key() -> bytes:
     """Made on first use. If it cannot be kept, a key for this process: later runs then start packs from round 0."""
     try:
-        folder = user_folder("XDG_STATE_HOME", ".local", "state")
+        folder = trusted_user_folder("XDG_STATE_HOME", ".local", "state")
         folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
         file = folder / "checkpoint.key"
         if not _is_private(file):

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Literal
 
 from trainables.errors import UserError, one_of
-from trainables.files import user_folder
+from trainables.files import trusted_user_folder
 from trainables.models.clipping import SOFTENING
 from trainables.models.lanes import SHAPES
 
@@ -141,8 +141,12 @@ def _compile(force: bool = False) -> Path:
 
 
 def _cache_folder() -> Path:
-    """Only this user may write to it: what lies there is executed. If another user owns it, a new folder."""
-    folder = user_folder("XDG_CACHE_HOME", ".cache")
+    """Only this user may write to it: what lies there is executed. If another user owns it, or there is none, a new
+    folder."""
+    try:
+        folder = trusted_user_folder("XDG_CACHE_HOME", ".cache")
+    except RuntimeError:
+        return _own_folder()
     folder.mkdir(parents=True, exist_ok=True)
     status = folder.stat()
     if status.st_uid != os.geteuid():

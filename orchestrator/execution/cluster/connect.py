@@ -171,18 +171,30 @@ def _with_plugins() -> dict[str, Any]:
 def _resolve(address: str) -> str:
     """HOST:PORT. For `auto`, Ray believes a file that every user of this machine can write, and the options of every
     user's processes; the cluster that they name would get the token."""
-    from orchestrator.execution.cluster.ray_internals import canonicalize_bootstrap_address, own_clusters
+    from orchestrator.execution.cluster.ray_internals import canonicalize_bootstrap_address
 
     resolved = canonicalize_bootstrap_address(address)
     if resolved is None:
         raise ConnectionError("no cluster is running here")
     named = address != "auto" or os.environ.get("RAY_ADDRESS", "") not in ("", "auto")
-    if not named and resolved not in own_clusters():
+    if not named and not _is_own(resolved):
         raise UserError(
-            f"address = 'auto' names the Ray cluster at {resolved}, but neither you nor root has started Ray on this "
-            f"machine for it; if you trust that cluster, say --address {resolved}"
+            f"address = 'auto' names the Ray cluster at {resolved}, but neither you nor root has started its head on "
+            f"this machine, nor you a node of it; if you trust that cluster, say --address {resolved}"
         )
     return resolved
+
+
+def _is_own(address: str) -> bool:
+    """Whether the head at this address belongs to this user or to root; if it is on another machine, whether this user
+    has started a node of its cluster here. The arguments of root's processes are no proof: any user can start a program
+    that runs as root, such as passwd, under any name."""
+    from orchestrator.execution.cluster.listening import owners_of
+    from orchestrator.execution.cluster.ray_internals import own_clusters
+
+    if owners := owners_of(address):
+        return owners <= {0, os.geteuid()}
+    return address in own_clusters()
 
 
 def _check_reachable(address: str) -> None:
@@ -207,6 +219,7 @@ def _make_token() -> None:
     from orchestrator.execution.cluster.ray_internals import tokens
 
     logging.getLogger(tokens.__name__).setLevel(logging.ERROR)
+    _protect_token(_token_file())
     before = os.umask(0o077)
     try:
         tokens.enable_token_auth_by_default()
@@ -215,13 +228,19 @@ def _make_token() -> None:
         raise UserError(f"Ray's token cannot be written: {error}; set its location with RAY_AUTH_TOKEN_PATH") from None
     finally:
         os.umask(before)
-    _protect_token(Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token"))
+
+
+def _token_file() -> Path:
+    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
 
 
 def _protect_token(token: Path) -> None:
-    """Remove the permissions of other users, in case another program created the token."""
+    """Remove the permissions of other users, in case another program created the token. The token of another user, as
+    with an inherited $HOME, would let that user run code in this Ray."""
     with contextlib.suppress(FileNotFoundError):
         status = token.stat()
+        if status.st_uid not in (0, os.geteuid()):
+            raise UserError(f"Ray's token {token} belongs to another user: set HOME to your own home folder")
         if status.st_uid == os.geteuid() and status.st_mode & 0o077:
             token.chmod(0o600)
             stderr.print(f"note: Ray's token {token} was readable by other users; it is private now")

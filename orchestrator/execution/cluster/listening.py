@@ -1,9 +1,12 @@
-"""Where this process and the processes that it has started accept connections."""
+"""Where this process and the processes that it has started accept connections, and who accepts them at an address."""
 
 from __future__ import annotations
 
 import contextlib
 import ipaddress
+import socket
+import sys
+from pathlib import Path
 from typing import NamedTuple
 
 from orchestrator.execution.cluster.ray_internals import psutil
@@ -35,3 +38,38 @@ def listening() -> set[Address]:
 
 def reachable_from_outside(addresses: set[Address]) -> list[Address]:
     return sorted(address for address in addresses if not address.is_loopback)
+
+
+LISTEN = "0A"  # in Linux's tables of connections
+LENGTHS = {8: socket.AF_INET, 32: socket.AF_INET6}
+
+
+def owners_of(address: str) -> set[int]:
+    """The users whose processes accept connections at HOST:PORT on this machine; empty if none does."""
+    host, _, port = address.rpartition(":")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except OSError:
+        return set()
+    wanted = {_unmapped(str(address[0])) for *_, address in found} | {"0.0.0.0", "::"}
+    lines = [
+        line.split()
+        for table in ("/proc/net/tcp", "/proc/net/tcp6")
+        if Path(table).exists()
+        for line in Path(table).read_text().splitlines()[1:]
+    ]
+    sockets = [(*_decoded(line[1]), line[3], int(line[7])) for line in lines]
+    return {owner for ip, at, state, owner in sockets if state == LISTEN and at == int(port) and ip in wanted}
+
+
+def _decoded(text: str) -> tuple[str, int]:
+    """An address as the kernel writes it: hexadecimal words in the byte order of the machine, then the port."""
+    digits, _, port = text.partition(":")
+    words = [bytes.fromhex(digits[start : start + 8]) for start in range(0, len(digits), 8)]
+    packed = b"".join(word[::-1] if sys.byteorder == "little" else word for word in words)
+    return _unmapped(socket.inet_ntop(LENGTHS[len(digits)], packed)), int(port, 16)
+
+
+def _unmapped(ip: str) -> str:
+    parsed = ipaddress.ip_address(ip.partition("%")[0])
+    return str(getattr(parsed, "ipv4_mapped", None) or parsed)

@@ -24,7 +24,7 @@ def private_folder() -> Path:
     found; if another user has created it, a new one is made."""
     from orchestrator.execution.cluster.ray_internals import get_default_system_temp_dir
 
-    place = Path(get_default_system_temp_dir())
+    place = Path(get_default_system_temp_dir() or FALLBACK).absolute()
     if len(os.fsencode(place)) + LONGEST_SUFFIX > LONGEST_SOCKET:
         place = Path(FALLBACK)
     try:

@@ -44,6 +44,7 @@ __all__ = [
 ]
 
 GCS_OPTION = "--gcs-address="
+RAY_PROGRAMS = ("raylet", "gcs_server")
 
 
 class JobConfigWithoutFolders(JobConfig):
@@ -67,10 +68,11 @@ def detect_local_resources(object_store_memory: int, memory: int) -> dict[str, f
 
 
 def own_clusters() -> set[str | None]:
-    """The addresses of the clusters that processes of this user or of root belong to, on this machine."""
+    """The addresses of the clusters that Ray's processes of this user belong to, on this machine."""
     found: set[str | None] = set()
-    for process in psutil.process_iter(["uids", "cmdline"]):
-        if process.info["uids"] and set(process.info["uids"]) <= {0, os.geteuid()}:
+    for process in psutil.process_iter(["uids", "cmdline", "exe"]):
+        executable = os.path.basename(process.info["exe"] or "")
+        if set(process.info["uids"] or ()) == {os.geteuid()} and executable in RAY_PROGRAMS:
             for word in process.info["cmdline"] or ():
                 if word.startswith(GCS_OPTION):
                     with contextlib.suppress(ValueError):  # no address
