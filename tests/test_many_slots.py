@@ -228,7 +228,7 @@ def test_the_secret_of_a_cell_is_read_alone(tmp_path):
 def test_a_secret_that_waits_for_a_later_cell_is_refused(tmp_path):
     """Someone who knows it has written it into the ledger."""
     with Ledger.write(tmp_path) as ledger:
-        ledger._db.execute("INSERT INTO secrets VALUES (1, ?)", (bytes(32),))
+        ledger._db.execute("INSERT INTO secrets VALUES (1, ?, x'')", (bytes(32),))
         with pytest.raises(sqlite3.DataError, match="which does not exist"):
             ledger.secret(CELL_ID)
 

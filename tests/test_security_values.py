@@ -149,7 +149,7 @@ def test_values_that_no_ledger_has_are_damage(name, results, fedsweep):
 
 GROUP = '["a", "b", 1, 2, 3, "c"]'
 META = "INSERT OR REPLACE INTO meta VALUES (?, ?)"
-SECRETS = "INSERT OR REPLACE INTO secrets VALUES (?, ?)"
+SECRETS = "INSERT OR REPLACE INTO secrets VALUES (?, ?, x'')"
 UNREADABLE = (
     *((META, ("plugin_code", text)) for text in ("[]", "5", '["a"]', '{"a": 5}', '{"a": ["b"]}', DEEP, BIG)),
     *((META, ("memory limits", text)) for text in ("{}", "5", "[]", '["", 5]', '["", [5]]', '["", [["a", 1]]]', DEEP)),
