@@ -200,8 +200,8 @@ class Sweep:
         if any(trial.key not in self.outcomes for trial in trials):
             raise UserError(
                 f"the private search of {search.cell.name!r} began in another folder, on another machine or by another "
-                "user, who may know its secret; finish it there, or run the study in a new folder (on another machine of "
-                "your own, continue it with a copy of ~/.local/state/fedsweep/checkpoint.key)"
+                "user, who may know its secret; finish it there, or run the study in a new folder (if it was you on "
+                "another machine, copy ~/.local/state/fedsweep/checkpoint.key from there)"
             )
 
     def _update_best(self, search: CellSearch, candidate: int, outcome: Outcome) -> None:
