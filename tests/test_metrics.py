@@ -240,9 +240,15 @@ def test_a_retrained_winner_and_its_predictions_show_the_metrics_of_the_study(tm
     ], "worst-decile accuracy needs the clients of the rows"
 
 
-def test_results_by_client(tmp_path):
+@pytest.mark.parametrize("named", [False, True])
+def test_results_by_client(tmp_path, named):
     """A table with every client in its CSV file, and a figure; both say that they are not for publication."""
     users(tmp_path)
+    if named:
+        with np.load(tmp_path / "users.npz") as file:
+            arrays = dict(file)
+        arrays |= {name: np.array([f"user {n:02}" for n in arrays[name]]) for name in ("client_train", "client_test")}
+        np.savez(tmp_path / "users.npz", **arrays)
     results = run(tmp_path)
     with Ledger.read(results) as ledger:
         read = Results.read(ledger)
@@ -251,7 +257,8 @@ def test_results_by_client(tmp_path):
     right = np.mean(
         [np.unpackbits(np.frombuffer(row.correct, np.uint8))[:240] for row in cell.confirm.values()], axis=0
     )
-    expected = {client: 100 * right[clients == client].mean() for client in range(12)}
+    expected = {client: 100 * right[clients == client].mean() for client in np.unique(clients).tolist()}
+    assert len(expected) == 12
     table = pd.read_csv(results / "tables" / "clients.csv").set_index("client")
     assert table["accuracy"].to_dict() == pytest.approx(expected)
     assert (table["train_rows"].sum(), table["test_rows"].sum()) == (600, 240)

@@ -150,12 +150,15 @@ def test_values_that_no_ledger_has_are_damage(name, results, fedsweep):
 GROUP = '["a", "b", 1, 2, 3, "c"]'
 META = "INSERT OR REPLACE INTO meta VALUES (?, ?)"
 SECRETS = "INSERT OR REPLACE INTO secrets VALUES (?, ?, x'')"
+CLIENTS = "INSERT OR REPLACE INTO test_clients VALUES ('data', ?, ?)"
 UNREADABLE = (
     *((META, ("plugin_code", text)) for text in ("[]", "5", '["a"]', '{"a": 5}', '{"a": ["b"]}', DEEP, BIG)),
     *((META, ("memory limits", text)) for text in ("{}", "5", "[]", '["", 5]', '["", [5]]', '["", [["a", 1]]]', DEEP)),
     *((META, ("memory limits", f'["", [[{GROUP}, {lanes}]]]')) for lanes in ("0", "-1", "1.5", "null", '"8"', BIG)),
     *((SECRETS, (1, secret)) for secret in (b"", b"short", b"k" * 33, "k" * 32, 5)),
     (SECRETS, (99, b"k" * 32)),
+    *((CLIENTS, (text, "[]")) for text in ("", "5", "{}", '["a"]', "[1.5]", "[-1]", DEEP, BIG, b"[]")),
+    *((CLIENTS, ("[0]", text)) for text in ("", "5", "{}", "[5]", DEEP, BIG, b"[]")),
 )
 
 
@@ -164,7 +167,7 @@ def test_hashes_secrets_and_memory_limits_are_checked(statement, values, results
     change(results, statement, *values)
     for opened in (Ledger.read, Ledger.write):
         with pytest.raises(UserError, match="is damaged"), opened(results) as ledger:
-            _ = ledger.plugin_code(), ledger.secrets(), ledger.memory_limits("")
+            _ = ledger.plugin_code(), ledger.secrets(), ledger.memory_limits(""), ledger.test_clients()
     if "memory limits" not in values:
         code, _, err = fedsweep("merge", results, "--results", tmp_path / "merged")
         assert code == 2

@@ -23,7 +23,7 @@ from orchestrator.execution.sweep import Sweep
 from orchestrator.report.html.diagnosis_text import diagnoses
 from orchestrator.report.tables import best, write_tables
 from orchestrator.report.tables.render import write_text
-from orchestrator.results.ledger import Ledger, SettingFacts
+from orchestrator.results.ledger import Ledger, SettingFacts, TestClients
 from orchestrator.results.locations import LEDGER, ResultsLocation, results_location
 from orchestrator.results.searches import record_winners
 from orchestrator.study.advice import advice
@@ -230,13 +230,13 @@ def _tell_changed_package(ledger: Ledger, view: View) -> None:
         view.say(f"note: {', '.join(changed)} changed since the last run in this folder; recorded trials are kept")
 
 
-def _test_clients(prepared: PreparedStudy) -> dict[str, list[int]]:
+def _test_clients(prepared: PreparedStudy) -> dict[str, TestClients]:
     """By data set; a private search shows nothing by client."""
-    found: dict[str, list[int]] = {}
+    found: dict[str, TestClients] = {}
     for setting in () if prepared.study.private else prepared.settings:
         problem = prepared.problems[next(iter(setting.confirm.values())).key]
         if problem.clients_eval is not None:
-            found[setting.id.data] = problem.clients_eval.tolist()
+            found[setting.id.data] = TestClients(problem.clients_eval.tolist(), problem.data.client_names)
     return found
 
 

@@ -121,6 +121,14 @@ def counts(value: Any) -> list[list[int]]:
     return [[count(each) for each in client] for client in found]
 
 
+def clients(value: Any) -> list[int]:
+    """Numbers of clients, as JSON."""
+    found = content(value)
+    if not isinstance(found, list):
+        raise _refused(value, "a list of clients")
+    return [count(each) for each in found]
+
+
 def count(value: Any, least: int = 0) -> int:
     if not isinstance(value, int) or not least <= value <= MOST_ROWS:
         raise _refused(value, "a number of rows")

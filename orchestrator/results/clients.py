@@ -21,11 +21,14 @@ class ClientRows:
     """Number of train rows of every client."""
     test: Sequence[int]
     """The client of every test row."""
+    names: Sequence[str]
+    """By client; empty if they have numbers only."""
 
 
 @dataclass(frozen=True)
 class ClientAccuracy:
-    client: int
+    client: str
+    """Its name, or its number."""
     train_rows: int
     test_rows: int
     accuracy: float
@@ -37,7 +40,7 @@ def client_rows(ledger: Ledger) -> dict[SettingId, ClientRows]:
     found: dict[SettingId, ClientRows] = {}
     for (setting, _), counts in ledger.partitions().items():
         if setting.partition == "explicit" and setting.data in of_test:
-            found.setdefault(setting, ClientRows([sum(classes) for classes in counts], of_test[setting.data]))
+            found.setdefault(setting, ClientRows([sum(classes) for classes in counts], *of_test[setting.data]))
     return found
 
 
@@ -51,12 +54,13 @@ def by_client(
         return []
     clients, counts = np.asarray(known.test), np.bincount(known.test)
     shares = 100 * np.bincount(clients, weights=np.mean(runs, axis=0)) / np.maximum(counts, 1)
+    names = known.names if len(known.names) == len(known.train) else [str(client) for client in range(len(known.train))]
     found = [
-        ClientAccuracy(client, known.train[client], int(counts[client]), float(shares[client]))
+        ClientAccuracy(names[client], known.train[client], int(counts[client]), float(shares[client]))
         for client in np.flatnonzero(counts).tolist()
         if client < len(known.train)
     ]
-    return sorted(found, key=lambda one: (one.accuracy, one.client))
+    return sorted(found, key=lambda one: one.accuracy)  # then by number
 
 
 def worst_tenth(accuracies: Sequence[ClientAccuracy]) -> Sequence[ClientAccuracy]:

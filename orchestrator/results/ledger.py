@@ -68,8 +68,8 @@ CREATE TABLE IF NOT EXISTS partitions (    -- JSON: rows of each class at each c
     data TEXT NOT NULL, partition TEXT NOT NULL, seed INTEGER NOT NULL, counts TEXT NOT NULL,
     PRIMARY KEY (data, partition, seed)
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS test_clients (  -- JSON: the client of every test row
-    data TEXT PRIMARY KEY, clients TEXT NOT NULL
+CREATE TABLE IF NOT EXISTS test_clients (  -- JSON: the client of every test row, and the names of the clients
+    data TEXT PRIMARY KEY, clients TEXT NOT NULL, names TEXT NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS cells (
     number INTEGER PRIMARY KEY,
@@ -249,6 +249,15 @@ class SettingFacts:
     """Records, or users, that the budget protects."""
 
 
+class TestClients(NamedTuple):
+    """The clients of a data set's test rows."""
+
+    of_rows: Sequence[int]
+    """The client of every test row."""
+    names: Sequence[str]
+    """By client; empty if they have numbers only."""
+
+
 def _definitions(db: sqlite3.Connection) -> set[tuple[str, ...]]:
     return set(db.execute("SELECT type, name, tbl_name, coalesce(sql, '') FROM sqlite_master"))
 
@@ -420,15 +429,15 @@ class Ledger:
         rows = self._db.execute("SELECT data, partition, seed, counts FROM partitions ORDER BY data, partition, seed")
         return {(SettingId(data, partition), seed): checks.counts(counts) for data, partition, seed, counts in rows}
 
-    def add_test_clients(self, clients: Mapping[str, Sequence[int]]) -> None:
-        """The client of every test row, by data set."""
-        rows = ((data, json.dumps(list(numbers), separators=(",", ":"))) for data, numbers in clients.items())
+    def add_test_clients(self, clients: Mapping[str, TestClients]) -> None:
+        """By data set."""
+        rows = ((data, as_json(list(one.of_rows)), as_json(list(one.names))) for data, one in clients.items())
         with self.transaction():
-            self._db.executemany("INSERT OR IGNORE INTO test_clients VALUES (?, ?)", rows)
+            self._db.executemany("INSERT OR IGNORE INTO test_clients VALUES (?, ?, ?)", rows)
 
-    def test_clients(self) -> dict[str, list[int]]:
-        rows = self._db.execute("SELECT data, clients FROM test_clients ORDER BY data")
-        return {data: [checks.count(number) for number in checks.content(clients)] for data, clients in rows}
+    def test_clients(self) -> dict[str, TestClients]:
+        rows = self._db.execute("SELECT data, clients, names FROM test_clients ORDER BY data")
+        return {data: TestClients(checks.clients(of_rows), checks.names(names)) for data, of_rows, names in rows}
 
     # ---- trials
 
