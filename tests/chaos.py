@@ -131,6 +131,19 @@ def cpu_seconds(pid: int) -> float:
     return float("inf")
 
 
+def stop(pid: int) -> None:
+    """Stop a process, and wait until all its threads have stopped: one of them passes the signal on to the others."""
+
+    def stopped() -> bool:
+        states = [
+            (task / "stat").read_text().rpartition(")")[2].split()[0] for task in Path(f"/proc/{pid}/task").iterdir()
+        ]
+        return set(states) == {"T"}
+
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(stopped, f"process {pid} has stopped")
+
+
 def wait_until(condition: Callable[[], object], what: str) -> None:
     """Poll the condition; raise an error after a long time."""
     deadline = time.monotonic() + PATIENCE_S

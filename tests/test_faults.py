@@ -247,7 +247,7 @@ def test_a_client_host_that_hangs(folder, undisturbed, tally):
 @pytest.mark.chaos
 def test_the_desk_is_killed(folder, undisturbed, tally):
     """Its packs resume from their checkpoints."""
-    with Driver.run(folder, chaos.study(), checkpoint_every_s=0.2) as driver:
+    with Driver.run(folder, chaos.study(), checkpoint_every_s=0.2, round_takes_s=0.05) as driver:
         driver.wait_until(chaos.known_checkpoint(folder), "a pack has a checkpoint")
         (desk,) = [pid for pid, title in session(driver.process.pid).items() if title.startswith("ray::PackDesk")]
         os.kill(desk, signal.SIGKILL)
@@ -377,7 +377,7 @@ def test_a_frozen_head_gives_no_answer(local_ray):
     """It still accepts connections."""
     (head_process,) = [pid for pid in family() if "gcs_server" in title_of(pid)]
     assert ray_internals.head_answers(10)
-    os.kill(head_process, signal.SIGSTOP)
+    chaos.stop(head_process)
     try:
         assert not ray_internals.head_answers(0.5)
     finally:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from simulated_cluster import Cluster
+from simulated_cluster import Cluster, lane_result
 from simulated_search import GD, drive, near, study
 
 from benchmarks import slots
@@ -21,7 +21,7 @@ from orchestrator.study.cells import PreparedStudy
 from orchestrator.study.study import Study
 from trainables.federation.checkpoints import PackStorage, checkpoint_name
 from trainables.federation.federation_size import FederationSize
-from trainables.federation.messages import Failure
+from trainables.federation.messages import Failure, Report
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 16, 128])
@@ -494,6 +494,23 @@ def test_every_trial_records_its_node_and_the_digest_of_its_code(tmp_path):
         assert cluster.ledger.origins() == expected
         assert cluster.ledger.trials_by_code() == {"digest a": 2, "digest b": 1}
         assert cluster.ledger._db.execute("SELECT count(*) FROM origins").fetchone() == (2,)
+
+
+def test_a_pack_that_starts_and_ends_between_two_exchanges_records_its_node_and_code(tmp_path):
+    """Its start was handled after its results were recorded."""
+    with Cluster(tmp_path, study()) as cluster:
+        scheduler = cluster.scheduler
+        (order,) = scheduler.next_orders()
+        lanes = [lane_result(trial, near(0.02)(trial)) for trial in order.trials]
+        started = Report("slot", order.number, "started", nodes=("node",), code="digest")
+        ended = Report("slot", order.number, "ended", order.trials[0].rounds, lanes=lanes, computing_s=1.5)
+        measured = []
+        scheduler.queue.measure = lambda pack, seconds: measured.append(seconds)
+        scheduler.receive([started, ended])
+        assert cluster.ledger.trials_by_node() == {"node": len(order.trials)}
+        assert cluster.ledger.trials_by_code() == {"digest": len(order.trials)}
+        assert measured == [1.5], "no less than the time in rounds"
+        assert not scheduler.in_flight
 
 
 def test_a_node_with_another_gpu_gets_no_packs(tmp_path):

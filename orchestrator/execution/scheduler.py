@@ -246,7 +246,11 @@ class Scheduler:
     # ---- reports
 
     def receive(self, reports: Sequence[Report]) -> None:
-        """Handle reports in order; the results of all packs that ended go to the ledger in one transaction."""
+        """Handle reports in order, starts first: a short pack may start and end within one batch of reports. All results
+        of packs that ended go to the ledger in one transaction."""
+        for report in reports:
+            if report.kind == "started" and (pack := self.offered.get(report.number)) is not None:
+                self._start(report, pack)
         rows: list[Row] = []
         nodes: dict[str, list[str]] = {}
         code: dict[str, str] = {}
@@ -263,7 +267,7 @@ class Scheduler:
             self._record(rows, nodes, code)
             self._announce(rows)
         for report in reports:
-            if (pack := self._pack_of(report)) is not None:
+            if report.kind != "started" and (pack := self._pack_of(report)) is not None:
                 self._handle(report, pack)
         if any(report.kind not in ("alive", "started") for report in reports):
             self._on_change(self)
@@ -282,9 +286,6 @@ class Scheduler:
         return self.in_flight.get(report.number) or self.offered.get(report.number)
 
     def _handle(self, report: Report, pack: Pack) -> None:
-        if report.kind == "started":
-            self._start(report, pack)
-            return
         if report.kind in ("lost", "handed back", "too large") and self._drop_copy(pack):
             del self.in_flight[report.number]
             return
@@ -357,7 +358,7 @@ class Scheduler:
         self._any_success = True
         self.health.pack_ended(pack.node)
         self._release_checkpoints(pack)
-        seconds = time.monotonic() - pack.began
+        seconds = max(time.monotonic() - pack.began, pack.computing_s)  # its start may have been reported late
         if measure and not pack.failed_on and not pack.resume_from and not pack.continues_at:
             self.queue.measure(pack, seconds)
         log.info("pack of %d trials ended after %.2f s, %.2f s in rounds", len(pack), seconds, pack.computing_s)
