@@ -246,8 +246,8 @@ class Scheduler:
     # ---- reports
 
     def receive(self, reports: Sequence[Report]) -> None:
-        """Handle reports in order, starts first: a short pack may start and end within one batch of reports. All results
-        of packs that ended go to the ledger in one transaction."""
+        """Handle reports in order, starts first: a short pack may start and end within one batch. All results of
+        packs that ended go to the ledger in one transaction."""
         for report in reports:
             if report.kind == "started" and (pack := self.offered.get(report.number)) is not None:
                 self._start(report, pack)
