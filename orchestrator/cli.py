@@ -101,6 +101,7 @@ def main() -> None:
             sys.stdout.write(f"fedsweep {version()}\n")
             sys.exit(0)
         if arguments and not any(argument in ("-h", "--help") for argument in arguments):
+            _refuse_home_of_another_user()
             _load_plugins(plugin_names)
         code = app(args=arguments or ["--help"], standalone_mode=False)
     except UserError as error:
@@ -118,6 +119,13 @@ def main() -> None:
         sys.exit(2 if explanation else 1)
     else:
         sys.exit(code or 0)
+
+
+def _refuse_home_of_another_user() -> None:
+    """Caches, keys and tokens there are executed or believed, and their owner can replace them."""
+    home = os.environ.get("HOME", "")
+    if os.path.exists(home) and os.stat(home).st_uid not in (0, os.geteuid()):
+        raise UserError(f"HOME = {home!r} belongs to another user: set it to a folder of your own")
 
 
 def _split_imports(arguments: list[str]) -> tuple[list[str], list[str]]:

@@ -7,6 +7,7 @@ from orchestrator.execution.progress import View
 from orchestrator.results.ledger import Ledger
 from orchestrator.study.cell_id import CellId
 from orchestrator.study.reading import parse
+from trainables.data import features
 
 SECRET = b"k" * 32  # draws seven runs
 
@@ -35,13 +36,14 @@ def study(text: str = TEXT):
 
 
 CELL = "tiny / iid / DP-FedGD / eps 40"
+FINGERPRINT = features.load("synthetic-frozen:400,100,6,3").fingerprint
 CELL_ID = CellId("synthetic-frozen:400,100,6,3", "iid", study().methods[0].id, 40.0)
 
 
 def run(folder: Path, text: str = TEXT, secret: bytes = SECRET, **options) -> study_run.Finished:
     """Run the study with a known secret, which draws several runs."""
     with Ledger.write(folder) as ledger:
-        ledger.add_secrets({CELL_ID: secret})
+        ledger.add_secrets({CELL_ID: secret}, FINGERPRINT)
     return study_run.run(study(text), text, folder, View(), backend="local", **options)
 
 

@@ -279,10 +279,10 @@ def test_a_transaction_in_another_is_undone_with_it(tmp_path):
 
 def test_a_secret_has_256_bits_and_never_changes(tmp_path):
     with Ledger.write(tmp_path) as ledger:
-        first = ledger.secret(CELL)
+        first = ledger.secret(CELL, "").value
         assert len(first) == 32
-        assert ledger.secret(CELL) == first != ledger.secret(OTHER)
-        assert ledger.secrets() == {CELL: first, OTHER: ledger.secret(OTHER)}
+        assert ledger.secret(CELL, "") == (first, True) != ledger.secret(OTHER, "")
+        assert ledger.secrets() == {CELL: first, OTHER: ledger.secret(OTHER, "").value}
 
 
 # ---- one writer, any number of readers

@@ -220,8 +220,8 @@ def test_the_secret_of_a_cell_is_read_alone(tmp_path):
     costs = []
     for count in (FEW, MANY):
         with Ledger.write(tmp_path / str(count)) as ledger:
-            ledger.add_secrets({CELL_ID._replace(epsilon=float(n)): bytes([n]) * 32 for n in range(1, count)})
-            costs.append(operations(lambda ledger=ledger: ledger.secret(CELL_ID._replace(epsilon=100.0))))
+            ledger.add_secrets({CELL_ID._replace(epsilon=float(n)): bytes([n]) * 32 for n in range(1, count)}, "")
+            costs.append(operations(lambda ledger=ledger: ledger.secret(CELL_ID._replace(epsilon=100.0), "")))
     assert costs[0] == costs[1]
 
 
@@ -230,7 +230,7 @@ def test_a_secret_that_waits_for_a_later_cell_is_refused(tmp_path):
     with Ledger.write(tmp_path) as ledger:
         ledger._db.execute("INSERT INTO secrets VALUES (1, ?, x'')", (bytes(32),))
         with pytest.raises(sqlite3.DataError, match="which does not exist"):
-            ledger.secret(CELL_ID)
+            ledger.secret(CELL_ID, "")
 
 
 def test_searches_that_wait_for_their_neighbours_are_not_asked_for_every_pack(tmp_path, monkeypatch):

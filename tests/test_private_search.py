@@ -277,8 +277,8 @@ def test_every_folder_and_cell_has_its_own_secret_and_merging_keeps_it(finished_
     for name in ("one", "two"):
         with Ledger.write(tmp_path / name) as ledger:
             a, b = CELL_ID._replace(epsilon=1), CELL_ID._replace(epsilon=2)
-            secrets += [ledger.secret(a), ledger.secret(b)]
-            assert ledger.secret(a) == secrets[-2]
+            secrets += [ledger.secret(a, "").value, ledger.secret(b, "").value]
+            assert ledger.secret(a, "").value == secrets[-2]
     assert len(set(secrets)) == 4
     merging.merge([finished_study], tmp_path / "merged")
     with Ledger.read(tmp_path / "merged") as ledger:

@@ -156,7 +156,7 @@ def test_a_private_search_runs_the_draws_of_its_secret_and_confirms_the_winner(t
     with Ledger.write(tmp_path) as ledger:
         sweep = Sweep(prepared := PreparedStudy.prepare(of), ledger)
         (cell,) = prepared.cells
-        drawn = drawn_from(cell, ledger.secret(cell.id))
+        drawn = drawn_from(cell, ledger.secret(cell.id, "").value)
         (search,) = sweep.searches
         assert (sweep.finished, sweep.unfinished, sweep.left(search)) == (True, 0, 0)
     assert [(trial.hyperparameters["learning_rate"], trial.seed) for trial in searched] == drawn

@@ -294,6 +294,8 @@ def test_the_head_of_another_user_is_not_joined(place, user):
     with listener(place, user) as port:
         assert _is_own(f"127.0.0.1:{port}") == (user is None)
         assert _is_own(f"127.0.0.2:{port}") == (user is None and place == "0.0.0.0")
+        for elsewhere in ("203.0.113.5", "0.0.0.0", "[::]", "[::1]", "localhost"):
+            assert not _is_own(f"{elsewhere}:{port}"), "not one address of this machine at which someone listens"
 
 
 @needs_root
@@ -305,8 +307,36 @@ def test_a_token_of_another_user_is_refused(tmp_path, monkeypatch):
     token.write_text("0" * 64)
     os.chown(token, 65534, 65534)
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
-    with pytest.raises(UserError, match="belongs to another user: set HOME to your own home folder"):
+    for call in (connect._make_token, connect._send_token):
+        with pytest.raises(UserError, match="belongs to another user: set HOME to your own home folder"):
+            call()
+
+
+@pytest.mark.parametrize("name", [".ray", ".ray/auth_token"])
+def test_a_linked_token_is_refused(name, tmp_path, monkeypatch):
+    """A link would let the owner of an inherited HOME choose a file whose content is known, or one to be created."""
+    from orchestrator.execution.cluster import connect
+
+    home, target = tmp_path / "home", tmp_path / "target"
+    (home / name).parent.mkdir(parents=True)
+    (home / name).symlink_to(target)
+    monkeypatch.setenv("HOME", str(home))
+    for variable in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(variable, raising=False)
+    with pytest.raises(UserError, match="is a symbolic link: set RAY_AUTH_TOKEN_PATH"):
         connect._make_token()
+    assert not target.exists()
+
+
+@needs_root
+def test_a_home_folder_of_another_user_is_refused(tmp_path, monkeypatch, fedsweep):
+    os.chown(tmp_path, 65534, 65534)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert fedsweep("status", ".") == (
+        2,
+        "",
+        f"fedsweep: HOME = {str(tmp_path)!r} belongs to another user: set it to a folder of your own.\n",
+    )
 
 
 def test_no_entry_of_the_search_path_is_relative(tmp_path):

@@ -360,7 +360,7 @@ def test_secrets_make_a_ledger_private(tmp_path, open_umask):
 
     with Ledger.write(tmp_path / "r") as ledger:
         assert modes(tmp_path / "r")["ledger.sqlite"] == 0o644
-        ledger.secret(cell_id(study(), "DP-FedGD", 1))
+        ledger.secret(cell_id(study(), "DP-FedGD", 1), "")
         found = modes(tmp_path / "r")
     assert found.pop("r") == 0o700
     assert set(found.values()) == {0o600}, "the write-ahead log too"
@@ -388,7 +388,7 @@ def test_another_user_reads_no_secret(open_umask):
     from handmade_ledgers import cell_id, study
 
     with Ledger.write(tmp_path / "r", private=True) as ledger:
-        ledger.secret(cell_id(study(), "DP-FedGD", 1))
+        ledger.secret(cell_id(study(), "DP-FedGD", 1), "")
     (tmp_path / "public").write_text("x")
     assert as_nobody(tmp_path / "public") == 0, "the test itself works"
     assert as_nobody(tmp_path / "r" / "ledger.sqlite") == 1

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import private_study
 import pytest
-from private_study import CELL_ID, SECRET, TEXT
+from private_study import CELL_ID, FINGERPRINT, SECRET, TEXT
 
 from orchestrator.execution import study_run
 from orchestrator.execution.merging import _copy, merge
@@ -23,7 +23,7 @@ OTHER = CELL_ID._replace(epsilon=20.0)
 def part(folder: Path, *cells, stages=()) -> Path:
     with Ledger.write(folder) as ledger:
         study_run._record_study(ledger, PreparedStudy.prepare(private_study.study()), TEXT)
-        ledger.add_secrets(dict.fromkeys(cells, KNOWN))
+        ledger.add_secrets(dict.fromkeys(cells, KNOWN), FINGERPRINT)
         for cell in stages:
             ledger.add_stage(cell, "private", "private", [f"{1:024x}"])
     return folder
@@ -37,7 +37,7 @@ def test_a_secret_without_trials_is_not_taken(tmp_path):
     merge([part(tmp_path / "theirs", CELL_ID, OTHER)], tmp_path / "mine")
     with Ledger.write(tmp_path / "mine") as ledger:
         assert ledger.secrets() == {}
-        assert ledger.secret(CELL_ID) != KNOWN
+        assert ledger.secret(CELL_ID, FINGERPRINT).value != KNOWN
 
 
 @pytest.mark.parametrize("lost", ["all", "confirm"])
@@ -70,7 +70,9 @@ def test_ones_own_search_continues_after_a_merge(tmp_path):
     merge([part(tmp_path / "theirs", OTHER, stages=[OTHER])], tmp_path / "mine")
     with Ledger.read(tmp_path / "mine") as ledger:
         assert ledger.secrets() == {CELL_ID: SECRET, OTHER: KNOWN}
-        assert ledger.foreign_searches() == {OTHER}
+    with Ledger.write(tmp_path / "mine") as ledger:
+        assert ledger.secret(CELL_ID, FINGERPRINT) == (SECRET, True)
+        assert ledger.secret(OTHER, FINGERPRINT) == (KNOWN, False)
     assert resume(tmp_path / "mine").complete
 
 
@@ -79,13 +81,47 @@ def test_a_secret_that_this_user_has_not_drawn_is_not_used(tmp_path, monkeypatch
     with monkeypatch.context() as theirs:
         theirs.setattr(ledger_module, "user_key", lambda: b"of a stranger")
         with Ledger.write(tmp_path) as ledger:
-            ledger.add_secrets({CELL_ID: KNOWN})
-    with Ledger.read(tmp_path) as ledger:
-        assert ledger.foreign_searches() == {CELL_ID}
+            ledger.add_secrets({CELL_ID: KNOWN}, FINGERPRINT)
     with pytest.raises(UserError, match="or by another user, who may know its secret"):
         resume(tmp_path)
     with Ledger.read(tmp_path) as ledger:
         assert ledger.states() == {}
+
+
+@pytest.mark.parametrize("of_mine", [CELL_ID._replace(epsilon=1.0), CELL_ID])
+def test_a_mark_is_for_one_cell_and_data_set(tmp_path, of_mine):
+    """Someone who has seen one of my ledgers cannot use its secret for another search."""
+    with Ledger.write(tmp_path) as ledger:
+        ledger.add_secrets({of_mine: KNOWN}, "of other data" if of_mine == CELL_ID else FINGERPRINT)
+        ledger._db.execute("UPDATE cells SET epsilon = ?", (CELL_ID.epsilon,))
+        assert ledger.secret(CELL_ID, FINGERPRINT) == (KNOWN, False)
+    with pytest.raises(UserError, match="who may know its secret"):
+        resume(tmp_path)
+
+
+def test_an_index_that_contradicts_its_table_finds_no_secret_of_others(tmp_path, monkeypatch):
+    """The table says that the secret belongs to another cell, the index says that it belongs to this one."""
+    decoy = CELL_ID._replace(epsilon=1.0)
+    with monkeypatch.context() as theirs:
+        theirs.setattr(ledger_module, "user_key", lambda: b"of a stranger")
+        with Ledger.write(tmp_path) as ledger:
+            ledger.add_secrets({CELL_ID: KNOWN}, FINGERPRINT)
+    with contextlib.closing(sqlite3.connect(tmp_path / "ledger.sqlite", isolation_level=None)) as db:
+        root = db.execute("SELECT rootpage FROM sqlite_master WHERE name = 'sqlite_autoindex_cells_1'").fetchone()[0]
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        size = db.execute("PRAGMA page_size").fetchone()[0]
+        file = tmp_path / "ledger.sqlite"
+        before = file.read_bytes()[(root - 1) * size : root * size]
+        db.execute("UPDATE cells SET epsilon = ?", (decoy.epsilon,))
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    content = bytearray(file.read_bytes())
+    content[(root - 1) * size : root * size] = before
+    file.write_bytes(content)
+    with Ledger.write(tmp_path) as ledger:
+        assert ledger._cells() == {1: decoy}
+        assert ledger.secret(CELL_ID, FINGERPRINT) == (KNOWN, False)
+    with pytest.raises(UserError, match="who may know its secret"):
+        resume(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def _copy(part: Ledger, into: Ledger, name: str) -> None:
     for cell, secret in taken.items():
         if secrets.get(cell, secret) != secret:
             raise UserError(f"results folder {name} has another private search of {cell} than the parts before it")
-    into.add_secrets(taken, foreign=True)
+    into.add_secrets(taken, None)
     for (cell, variant, stage), keys in stages.items():
         known = into.stage(cell, variant, stage)
         if known[: len(keys)] != keys[: len(known)]:

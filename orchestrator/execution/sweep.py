@@ -16,7 +16,7 @@ from orchestrator.results.searches import as_stored
 from orchestrator.search.candidates import Outcome
 from orchestrator.search.variant import SearchVariant
 from orchestrator.study.cell_id import CellId
-from orchestrator.study.cells import PreparedStudy
+from orchestrator.study.cells import Cell, PreparedStudy
 from trainables import plugins
 from trainables.errors import UserError
 from trainables.federation.trial_spec import TrialSpec
@@ -36,7 +36,8 @@ class Sweep:
         """For every trial that has not ended: the searches that wait for it, with the index of its candidate."""
         self._most_open = OPEN_TRIALS
         self._left: dict[int, int] = {}
-        self._foreign = ledger.foreign_searches()
+        self._foreign: set[CellId] = set()
+        """Cells whose private search has a secret that someone else may know."""
         self.outcomes: dict[str, Outcome] = ledger.outcomes(study.objective)
         if ledger.failed():
             self.outcomes = without_retryable_failures(
@@ -48,7 +49,7 @@ class Sweep:
                 variant,
                 self.outcomes,
                 prepared.validation_rows(cell.setting),
-                ledger.secret(cell.id) if variant.strategy.publishes_only_winner else b"",
+                self._secret(cell) if variant.strategy.publishes_only_winner else b"",
                 prepared.noise(cell),
             )
             for cell in prepared.cells
@@ -62,6 +63,12 @@ class Sweep:
         self._unopened = deque(self.searches)
         """Searches whose first stage opens when fewer trials wait."""
         self._open_searches()
+
+    def _secret(self, cell: Cell) -> bytes:
+        value, is_own = self.ledger.secret(cell.id, self.prepared.fingerprints[cell.id.data])
+        if not is_own:
+            self._foreign.add(cell.id)
+        return value
 
     def _connect_budgets(self) -> None:
         """Link the searches of all budgets where they propose together, and those of neighbouring budgets where the

@@ -270,10 +270,19 @@ def _own_definitions() -> set[tuple[str, ...]]:
         return _definitions(db)
 
 
-def _mark(cell: CellId, secret: bytes) -> bytes:
+class Secret(NamedTuple):
+    """Of a private search."""
+
+    value: bytes
+    is_own: bool
+    """This user has drawn it on this machine, for these data. Otherwise someone else may know it."""
+
+
+def _mark(cell: CellId, fingerprint: str, secret: bytes) -> bytes:
     """Shows that this user has drawn the secret of a private search. A results folder may come from anyone, and whoever
     knows the secret can subtract the noise of the search."""
-    return hmac.digest(user_key(), b"secret of a private search\n" + repr(cell).encode() + secret, "sha256")
+    parts = json.dumps(["secret of a private search", *cell, fingerprint, secret.hex()])
+    return hmac.digest(user_key(), parts.encode(), "sha256")
 
 
 class Ledger:
@@ -767,39 +776,30 @@ class Ledger:
         query = "SELECT stage, state, trials FROM counts WHERE cell = ? AND strategy = ? AND stage != 'confirm'"
         return json.dumps([row for row in self._db.execute(f"{query} ORDER BY 1, 2", (number, strategy)) if row[2]])
 
-    def secret(self, cell: CellId) -> bytes:
-        """The secret of a cell's private search: drawn from the operating system at the first call, then kept."""
-        query = f"SELECT secret FROM secrets WHERE cell = ({NUMBER_OF_CELL})"
+    def secret(self, cell: CellId, fingerprint: str) -> Secret:
+        """The secret of a cell's private search: drawn from the operating system at the first call, then kept.
+        `fingerprint`: of the data."""
+        query = f"SELECT secret, mark FROM secrets WHERE cell = ({NUMBER_OF_CELL})"
         if (known := self._db.execute(query, cell).fetchone()) is None:
-            self.add_secrets({cell: secrets.token_bytes(checks.SECRET_BYTES)})
+            self.add_secrets({cell: secrets.token_bytes(checks.SECRET_BYTES)}, fingerprint)
             known = self._db.execute(query, cell).fetchone()
-        return checks.secret(known[0])
+        value, mark = checks.secret(known[0]), known[1]
+        # in a file that was written to deceive, an index may find another cell's secret than the table has
+        is_own = isinstance(mark, bytes) and hmac.compare_digest(mark, _mark(cell, fingerprint, value))
+        return Secret(value, is_own)
 
-    def add_secrets(self, new: Mapping[CellId, bytes], *, foreign: bool = False) -> None:
-        """Existing secrets stay. `foreign`: of searches that began in another folder."""
+    def add_secrets(self, new: Mapping[CellId, bytes], fingerprint: str | None) -> None:
+        """Existing secrets stay. `fingerprint`: of the data; None for searches that began in another folder."""
         if new:
             _make_private(self._folder)
         with self.transaction():
             (last,) = self._db.execute("SELECT coalesce(max(number), 0) FROM cells").fetchone()
             self._refuse_secrets_of(self._db.execute("SELECT cell FROM secrets WHERE cell > ?", (last,)))
             numbered = [
-                (self._cell_number(cell), secret, b"" if foreign else _mark(cell, secret))
+                (self._cell_number(cell), secret, b"" if fingerprint is None else _mark(cell, fingerprint, secret))
                 for cell, secret in new.items()
             ]
             self._db.executemany("INSERT OR IGNORE INTO secrets VALUES (?, ?, ?)", numbered)
-
-    def foreign_searches(self) -> set[CellId]:
-        """Cells whose secret this user has not drawn on this machine, or that came from another folder by `merge`:
-        someone else may know it."""
-        cells, found = self._cells(), self._db.execute("SELECT cell, secret, mark FROM secrets").fetchall()
-        own = {
-            number
-            for number, secret, mark in found
-            if number in cells
-            and isinstance(mark, bytes)
-            and hmac.compare_digest(mark, _mark(cells[number], checks.secret(secret)))
-        }
-        return {cells[number] for number, *_ in found if number in cells and number not in own}
 
     def secrets(self) -> dict[CellId, bytes]:
         cells, found = self._cells(), dict(self._db.execute("SELECT cell, secret FROM secrets"))

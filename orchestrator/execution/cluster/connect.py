@@ -176,8 +176,9 @@ def _resolve(address: str) -> str:
     resolved = canonicalize_bootstrap_address(address)
     if resolved is None:
         raise ConnectionError("no cluster is running here")
-    named = address != "auto" or os.environ.get("RAY_ADDRESS", "") not in ("", "auto")
-    if not named and not _is_own(resolved):
+    if address != "auto" or os.environ.get("RAY_ADDRESS", "") not in ("", "auto"):
+        return resolved
+    if not _is_own(resolved):
         raise UserError(
             f"address = 'auto' names the Ray cluster at {resolved}, but neither you nor root has started its head on "
             f"this machine, nor you a node of it; if you trust that cluster, say --address {resolved}"
@@ -186,15 +187,14 @@ def _resolve(address: str) -> str:
 
 
 def _is_own(address: str) -> bool:
-    """Whether the head at this address belongs to this user or to root; if it is on another machine, whether this user
-    has started a node of its cluster here. The arguments of root's processes are no proof: any user can start a program
+    """Whether the head at this address is on this machine and belongs to this user or to root, or whether this user has
+    started a node of its cluster here. The arguments of root's processes are no proof: any user can start a program
     that runs as root, such as passwd, under any name."""
     from orchestrator.execution.cluster.listening import owners_of
     from orchestrator.execution.cluster.ray_internals import own_clusters
 
-    if owners := owners_of(address):
-        return owners <= {0, os.geteuid()}
-    return address in own_clusters()
+    owners = owners_of(address)
+    return (bool(owners) and owners <= {0, os.geteuid()}) or address in own_clusters()
 
 
 def _check_reachable(address: str) -> None:
@@ -219,7 +219,7 @@ def _make_token() -> None:
     from orchestrator.execution.cluster.ray_internals import tokens
 
     logging.getLogger(tokens.__name__).setLevel(logging.ERROR)
-    _protect_token(_token_file())
+    _check_token()
     before = os.umask(0o077)
     try:
         tokens.enable_token_auth_by_default()
@@ -230,20 +230,32 @@ def _make_token() -> None:
         os.umask(before)
 
 
-def _token_file() -> Path:
-    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
-
-
-def _protect_token(token: Path) -> None:
-    """Remove the permissions of other users, in case another program created the token. The token of another user, as
-    with an inherited $HOME, would let that user run code in this Ray."""
+def _check_token() -> None:
+    """Refuse a token that another user has chosen, as with an inherited $HOME: that user could run code in this Ray.
+    Remove the permissions of other users, in case another program created the token."""
+    if os.environ.get("RAY_AUTH_TOKEN"):
+        return
+    if named := os.environ.get("RAY_AUTH_TOKEN_PATH"):
+        token = Path(named)
+        _refuse_other_owner(token)
+    else:
+        token = Path.home() / ".ray" / "auth_token"
+        _refuse_other_owner(Path.home())
+        for place in (token.parent, token):
+            if place.is_symlink():
+                raise UserError(f"{place} is a symbolic link: set RAY_AUTH_TOKEN_PATH to the place of Ray's token")
+            _refuse_other_owner(place)
     with contextlib.suppress(FileNotFoundError):
         status = token.stat()
-        if status.st_uid not in (0, os.geteuid()):
-            raise UserError(f"Ray's token {token} belongs to another user: set HOME to your own home folder")
         if status.st_uid == os.geteuid() and status.st_mode & 0o077:
             token.chmod(0o600)
             stderr.print(f"note: Ray's token {token} was readable by other users; it is private now")
+
+
+def _refuse_other_owner(place: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        if place.stat().st_uid not in (0, os.geteuid()):
+            raise UserError(f"{place} belongs to another user: set HOME to your own home folder, where Ray's token is")
 
 
 def _send_token() -> None:
@@ -251,6 +263,7 @@ def _send_token() -> None:
     from orchestrator.execution.cluster.ray_internals import tokens
 
     logging.getLogger(tokens.__name__).setLevel(logging.ERROR)
+    _check_token()
     tokens.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
 
 

@@ -7,7 +7,7 @@ import ipaddress
 import socket
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from orchestrator.execution.cluster.ray_internals import psutil
 
@@ -45,13 +45,18 @@ LENGTHS = {8: socket.AF_INET, 32: socket.AF_INET6}
 
 
 def owners_of(address: str) -> set[int]:
-    """The users whose processes accept connections at HOST:PORT on this machine; empty if none does."""
+    """The users whose processes accept connections at IP:PORT on this machine; empty if none does, or if it is not one
+    address of this machine."""
     host, _, port = address.rpartition(":")
     try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-    except OSError:
+        ip = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:  # a name may mean several machines
         return set()
-    wanted = {_unmapped(str(address[0])) for *_, address in found} | {"0.0.0.0", "::"}
+    addresses = [each for own in psutil.net_if_addrs().values() for each in own if _is_ip(each)]
+    own = {_unmapped(each.address) for each in addresses}
+    if ip.is_unspecified or not (ip.is_loopback or _unmapped(str(ip)) in own):
+        return set()
+    wanted = {_unmapped(str(ip)), "::", *(["0.0.0.0"] if ip.version == 4 else [])}
     lines = [
         line.split()
         for table in ("/proc/net/tcp", "/proc/net/tcp6")
@@ -59,7 +64,11 @@ def owners_of(address: str) -> set[int]:
         for line in Path(table).read_text().splitlines()[1:]
     ]
     sockets = [(*_decoded(line[1]), line[3], int(line[7])) for line in lines]
-    return {owner for ip, at, state, owner in sockets if state == LISTEN and at == int(port) and ip in wanted}
+    return {owner for at, on, state, owner in sockets if state == LISTEN and on == int(port) and at in wanted}
+
+
+def _is_ip(address: Any) -> bool:
+    return address.family in (socket.AF_INET, socket.AF_INET6)
 
 
 def _decoded(text: str) -> tuple[str, int]:

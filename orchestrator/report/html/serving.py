@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -69,6 +70,11 @@ class Following:
 
 
 class Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that closes its connection early is nothing to tell the user."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
     @property
     def address(self) -> str:
         """The page's URL. Other users of this machine can connect too, but do not know the token."""
