@@ -8,6 +8,7 @@ import os
 import sys
 import traceback
 from importlib import metadata
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -45,6 +46,7 @@ from orchestrator.commands import (
 )
 from orchestrator.version import version
 from trainables.errors import UserError
+from trainables.files import replaceable_part
 
 app = typer.Typer(
     help="Hyperparameter sweeps for differentially private federated learning, on Ray.",
@@ -122,10 +124,10 @@ def main() -> None:
 
 
 def _refuse_home_of_another_user() -> None:
-    """Caches, keys and tokens there are executed or believed, and their owner can replace them."""
+    """Caches, keys and tokens there are executed or believed."""
     home = os.environ.get("HOME", "")
-    if os.path.exists(home) and os.stat(home).st_uid not in (0, os.geteuid()):
-        raise UserError(f"HOME = {home!r} belongs to another user: set it to a folder of your own")
+    if os.path.isabs(home) and (other := replaceable_part(Path(home))) is not None:
+        raise UserError(f"HOME = {home!r}: another user can replace {other}; set HOME to a folder of your own")
 
 
 def _split_imports(arguments: list[str]) -> tuple[list[str], list[str]]:

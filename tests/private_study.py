@@ -1,13 +1,14 @@
 """A small study with a private search."""
 
+import functools
 from pathlib import Path
 
-from orchestrator.execution import study_run
+from orchestrator.execution import study_run, sweep
 from orchestrator.execution.progress import View
 from orchestrator.results.ledger import Ledger
 from orchestrator.study.cell_id import CellId
+from orchestrator.study.cells import PreparedStudy
 from orchestrator.study.reading import parse
-from trainables.data import features
 
 SECRET = b"k" * 32  # draws seven runs
 
@@ -36,14 +37,21 @@ def study(text: str = TEXT):
 
 
 CELL = "tiny / iid / DP-FedGD / eps 40"
-FINGERPRINT = features.load("synthetic-frozen:400,100,6,3").fingerprint
 CELL_ID = CellId("synthetic-frozen:400,100,6,3", "iid", study().methods[0].id, 40.0)
+
+
+@functools.cache
+def purpose(text: str = TEXT) -> str:
+    """Of the first private search."""
+    of = study(text)
+    variant = next(each for each in of.variants if each.strategy.publishes_only_winner)
+    return sweep.purpose(next(cell for cell in PreparedStudy.prepare(of).cells if cell.id == CELL_ID), variant)
 
 
 def run(folder: Path, text: str = TEXT, secret: bytes = SECRET, **options) -> study_run.Finished:
     """Run the study with a known secret, which draws several runs."""
     with Ledger.write(folder) as ledger:
-        ledger.add_secrets({CELL_ID: secret}, FINGERPRINT)
+        ledger.add_secrets({CELL_ID: secret}, purpose(text))
     return study_run.run(study(text), text, folder, View(), backend="local", **options)
 
 

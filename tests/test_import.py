@@ -406,3 +406,17 @@ def test_the_draft_names_missing_values_of_a_matrix():
         "# 1 values of labs are missing, and are refused unless a constant replaces them:",
         "# labs: {range: [1, 3], width: 2, missing: NUMBER}",
     ]
+
+
+@pytest.mark.parametrize(("factor", "schema"), [(1, False), (50, False), (50, True)])
+def test_a_column_in_another_unit_is_named(tmp_path, fedsweep, factor, schema):
+    """Rows are scaled as a whole, so it would outweigh the others."""
+    random = np.random.default_rng(1)
+    rows = [f"{random.normal():.3f},{random.normal():.3f},{factor * random.normal():.3f},{n % 2}" for n in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["a,b,load,y", *rows]))
+    if schema:
+        columns = "columns: {a: {}, b: {}, load: {range: [-100, 100]}}"
+        (tmp_path / "t.schema.yaml").write_text(f"label: y\n{columns}\n")
+    code, out, err = fedsweep("data", "import", tmp_path / "t.csv", "--label", "y", "--to", tmp_path / "t.npz")
+    assert code == 0, err
+    assert ("values of column 'load' vary" in out + err) == (factor == 50 and not schema)

@@ -294,7 +294,8 @@ def test_the_head_of_another_user_is_not_joined(place, user):
     with listener(place, user) as port:
         assert _is_own(f"127.0.0.1:{port}") == (user is None)
         assert _is_own(f"127.0.0.2:{port}") == (user is None and place == "0.0.0.0")
-        for elsewhere in ("203.0.113.5", "0.0.0.0", "[::]", "[::1]", "localhost"):
+        assert _is_own(f"[::ffff:127.0.0.1]:{port}") == (user is None)
+        for elsewhere in ("203.0.113.5", "0.0.0.0", "[::]", "[::1]", "[fe80::1%lo]", "localhost"):
             assert not _is_own(f"{elsewhere}:{port}"), "not one address of this machine at which someone listens"
 
 
@@ -308,7 +309,7 @@ def test_a_token_of_another_user_is_refused(tmp_path, monkeypatch):
     os.chown(token, 65534, 65534)
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
     for call in (connect._make_token, connect._send_token):
-        with pytest.raises(UserError, match="belongs to another user: set HOME to your own home folder"):
+        with pytest.raises(UserError, match=r"another user can replace .*set HOME to a folder of your own"):
             call()
 
 
@@ -323,7 +324,7 @@ def test_a_linked_token_is_refused(name, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(home))
     for variable in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(variable, raising=False)
-    with pytest.raises(UserError, match="is a symbolic link: set RAY_AUTH_TOKEN_PATH"):
+    with pytest.raises(UserError, match="is behind a symbolic link: set RAY_AUTH_TOKEN_PATH"):
         connect._make_token()
     assert not target.exists()
 
@@ -335,7 +336,7 @@ def test_a_home_folder_of_another_user_is_refused(tmp_path, monkeypatch, fedswee
     assert fedsweep("status", ".") == (
         2,
         "",
-        f"fedsweep: HOME = {str(tmp_path)!r} belongs to another user: set it to a folder of your own.\n",
+        f"fedsweep: HOME = {str(tmp_path)!r}: another user can replace {tmp_path}; set HOME to a folder of your own.\n",
     )
 
 
@@ -376,10 +377,10 @@ def test_a_readable_token_becomes_private(tmp_path, monkeypatch, capfd):
     token.chmod(0o644)
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
-    connect._make_token()
+    connect._check_token()
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
     assert f"{token} was readable by other users" in capfd.readouterr().err
-    connect._make_token()
+    connect._check_token()
     assert capfd.readouterr().err == ""
 
 

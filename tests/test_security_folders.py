@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from orchestrator.results import account
+from trainables import files
 from trainables.data.backbones import extraction
 from trainables.data.importing.conversion import load_table
 from trainables.data.sources import fetching
@@ -43,6 +44,25 @@ def test_nothing_is_executed_or_believed_in_the_home_of_another_user(tmp_path, m
     monkeypatch.setenv("HOME", str(home))
     assert kernels._cache_folder().name.startswith("fedsweep-kernels-")
     assert checkpoint_key.user_key.__wrapped__() != checkpoint_key.user_key.__wrapped__(), "it is not kept"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs links and folders of another user")
+def test_parts_that_another_user_can_replace(tmp_path):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (tmp_path / "link").symlink_to("mine")
+    for path in (mine, tmp_path / "link", mine / "missing", mine / ".." / "link"):
+        assert files.replaceable_part(path) is None
+    (tmp_path / "theirs").symlink_to(mine)
+    os.lchown(tmp_path / "theirs", 65534, 65534)
+    (tmp_path / "through").symlink_to("theirs")
+    for path in (tmp_path / "theirs", tmp_path / "theirs" / "x", tmp_path / "through"):
+        assert files.replaceable_part(path) == tmp_path / "theirs"
+    (tmp_path / "loop").symlink_to("loop")
+    assert files.replaceable_part(tmp_path / "loop") is not None
+    for mode, found in ((0o777, mine), (0o1777, None), (0o775, None)):
+        mine.chmod(mode)
+        assert files.replaceable_part(mine / "x") == found
 
 
 def test_features_are_not_written_through_a_linked_folder(tmp_path):

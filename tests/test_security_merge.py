@@ -6,7 +6,7 @@ from pathlib import Path
 
 import private_study
 import pytest
-from private_study import CELL_ID, FINGERPRINT, SECRET, TEXT
+from private_study import CELL_ID, SECRET, TEXT, purpose
 
 from orchestrator.execution import study_run
 from orchestrator.execution.merging import _copy, merge
@@ -23,7 +23,7 @@ OTHER = CELL_ID._replace(epsilon=20.0)
 def part(folder: Path, *cells, stages=()) -> Path:
     with Ledger.write(folder) as ledger:
         study_run._record_study(ledger, PreparedStudy.prepare(private_study.study()), TEXT)
-        ledger.add_secrets(dict.fromkeys(cells, KNOWN), FINGERPRINT)
+        ledger.add_secrets(dict.fromkeys(cells, KNOWN), purpose())
         for cell in stages:
             ledger.add_stage(cell, "private", "private", [f"{1:024x}"])
     return folder
@@ -37,7 +37,7 @@ def test_a_secret_without_trials_is_not_taken(tmp_path):
     merge([part(tmp_path / "theirs", CELL_ID, OTHER)], tmp_path / "mine")
     with Ledger.write(tmp_path / "mine") as ledger:
         assert ledger.secrets() == {}
-        assert ledger.secret(CELL_ID, FINGERPRINT).value != KNOWN
+        assert ledger.secret(CELL_ID, purpose()).value != KNOWN
 
 
 @pytest.mark.parametrize("lost", ["all", "confirm"])
@@ -71,8 +71,8 @@ def test_ones_own_search_continues_after_a_merge(tmp_path):
     with Ledger.read(tmp_path / "mine") as ledger:
         assert ledger.secrets() == {CELL_ID: SECRET, OTHER: KNOWN}
     with Ledger.write(tmp_path / "mine") as ledger:
-        assert ledger.secret(CELL_ID, FINGERPRINT) == (SECRET, True)
-        assert ledger.secret(OTHER, FINGERPRINT) == (KNOWN, False)
+        assert ledger.secret(CELL_ID, purpose()) == (SECRET, True)
+        assert ledger.secret(OTHER, purpose()) == (KNOWN, False)
     assert resume(tmp_path / "mine").complete
 
 
@@ -81,22 +81,33 @@ def test_a_secret_that_this_user_has_not_drawn_is_not_used(tmp_path, monkeypatch
     with monkeypatch.context() as theirs:
         theirs.setattr(ledger_module, "user_key", lambda: b"of a stranger")
         with Ledger.write(tmp_path) as ledger:
-            ledger.add_secrets({CELL_ID: KNOWN}, FINGERPRINT)
+            ledger.add_secrets({CELL_ID: KNOWN}, purpose())
     with pytest.raises(UserError, match="or by another user, who may know its secret"):
         resume(tmp_path)
     with Ledger.read(tmp_path) as ledger:
         assert ledger.states() == {}
 
 
-@pytest.mark.parametrize("of_mine", [CELL_ID._replace(epsilon=1.0), CELL_ID])
-def test_a_mark_is_for_one_cell_and_data_set(tmp_path, of_mine):
-    """Someone who has seen one of my ledgers cannot use its secret for another search."""
+OTHER_TEXTS = {
+    "clip": TEXT.replace("clip: 2", "clip: 3"),
+    "clients": TEXT.replace("clients: 4", "clients: 5"),
+    "rounds": TEXT.replace("confirm: 6", "confirm: 8"),
+    "trials": TEXT.replace("trials: 6", "trials: 7"),
+    "distribution": TEXT.replace("trials: 6}", "trials: 6, private: {runs: logarithmic}}"),
+}
+
+
+@pytest.mark.parametrize("change", OTHER_TEXTS)
+def test_a_secret_is_for_one_search(tmp_path, change):
+    """Someone who has seen one of my ledgers knows its secret, and must not know the noise of another search."""
+    other = OTHER_TEXTS[change]
+    assert other != TEXT
     with Ledger.write(tmp_path) as ledger:
-        ledger.add_secrets({of_mine: KNOWN}, "of other data" if of_mine == CELL_ID else FINGERPRINT)
-        ledger._db.execute("UPDATE cells SET epsilon = ?", (CELL_ID.epsilon,))
-        assert ledger.secret(CELL_ID, FINGERPRINT) == (KNOWN, False)
+        ledger.add_secrets({CELL_ID: KNOWN}, purpose())
     with pytest.raises(UserError, match="who may know its secret"):
-        resume(tmp_path)
+        study_run.run(private_study.study(other), other, tmp_path, View(), backend="local")
+    with Ledger.read(tmp_path) as ledger:
+        assert ledger.states() == {}
 
 
 def test_an_index_that_contradicts_its_table_finds_no_secret_of_others(tmp_path, monkeypatch):
@@ -105,7 +116,7 @@ def test_an_index_that_contradicts_its_table_finds_no_secret_of_others(tmp_path,
     with monkeypatch.context() as theirs:
         theirs.setattr(ledger_module, "user_key", lambda: b"of a stranger")
         with Ledger.write(tmp_path) as ledger:
-            ledger.add_secrets({CELL_ID: KNOWN}, FINGERPRINT)
+            ledger.add_secrets({CELL_ID: KNOWN}, purpose())
     with contextlib.closing(sqlite3.connect(tmp_path / "ledger.sqlite", isolation_level=None)) as db:
         root = db.execute("SELECT rootpage FROM sqlite_master WHERE name = 'sqlite_autoindex_cells_1'").fetchone()[0]
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -119,7 +130,7 @@ def test_an_index_that_contradicts_its_table_finds_no_secret_of_others(tmp_path,
     file.write_bytes(content)
     with Ledger.write(tmp_path) as ledger:
         assert ledger._cells() == {1: decoy}
-        assert ledger.secret(CELL_ID, FINGERPRINT) == (KNOWN, False)
+        assert ledger.secret(CELL_ID, purpose()) == (KNOWN, False)
     with pytest.raises(UserError, match="who may know its secret"):
         resume(tmp_path)
 

@@ -20,6 +20,7 @@ from trainables.errors import UserError
 
 PUBLIC, PRIVATE = 0o666, 0o600
 """Permissions of a new file; the umask restricts the first."""
+MOST_LINKS = 40  # on the way to a file, as in Linux
 PRIVATE_FOLDER = 0o700
 LONGEST_TEXT = 1 << 26  # bytes
 FOLDER = "FEDSWEEP_FOLDER"
@@ -135,13 +136,39 @@ def user_folder(variable: str, *default: str) -> Path:
 
 
 def trusted_user_folder(variable: str, *default: str) -> Path:
-    """The same for what is executed or believed. Raises RuntimeError if it lies in a folder of another user, as with an
-    inherited $HOME: its owner can replace what is in it."""
+    """The same for what is executed or believed; it is made if it does not exist. Raises RuntimeError if another user
+    can replace what is in it, as with an inherited $HOME."""
     folder = user_folder(variable, *default)
-    for place in (Path.home(), folder.parent):
-        if place.exists() and place.stat().st_uid not in (0, os.geteuid()):
-            raise RuntimeError(f"{place} belongs to another user")
+    folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+    if (other := replaceable_part(folder)) is not None:
+        raise RuntimeError(f"another user can replace {other}")
     return folder
+
+
+def replaceable_part(path: Path) -> Path | None:
+    """The first folder, file or link on the way to `path` that another user than root owns, or can replace because
+    everyone may write to its folder. None if there is none, or if the path does not exist."""
+    current, parts, links = Path("/"), list(path.absolute().parts[:0:-1]), 0
+    while parts:
+        part = parts.pop()
+        place = current.parent if part == ".." else current / part
+        try:
+            status = place.lstat()
+        except FileNotFoundError:
+            return None
+        if status.st_uid not in (0, os.geteuid()):
+            return place
+        if stat.S_ISLNK(status.st_mode):
+            target, links = place.readlink(), links + 1
+            if links > MOST_LINKS:
+                return place
+            current = Path("/") if target.is_absolute() else current
+            parts += [part for part in target.parts[::-1] if part != "/"]
+        elif status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
+            return place
+        else:
+            current = place
+    return None
 
 
 def make_private(folder: Path, *names: str) -> None:

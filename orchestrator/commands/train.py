@@ -146,7 +146,8 @@ def _run(training: Training, options: TrainingOptions, save: Path | None, json: 
     if save is not None:
         saved_model(training, trained, secret=options.secret_noise).save(save)
         what = (
-            "may be published at its actual epsilon"
+            f"may be published at its actual epsilon in the release model {privacy.release}; what the choice of its "
+            "hyperparameters has cost is not part of it, if that used the data"
             if options.secret_noise
             else "is for the analyst: its noise can be computed from the seed. To publish a model, add --secret-noise"
         )

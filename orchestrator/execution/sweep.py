@@ -5,6 +5,7 @@ A stage's trials are recorded in the ledger when it opens, so an interrupted stu
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from orchestrator.execution.cell_search import WAITING, CellSearch, NextStage
 from orchestrator.results.ledger import Ledger, StageKey
 from orchestrator.results.searches import as_stored
 from orchestrator.search.candidates import Outcome
+from orchestrator.search.strategies.private import fixed_grid
 from orchestrator.search.variant import SearchVariant
 from orchestrator.study.cell_id import CellId
 from orchestrator.study.cells import Cell, PreparedStudy
@@ -22,6 +24,13 @@ from trainables.errors import UserError
 from trainables.federation.trial_spec import TrialSpec
 
 OPEN_TRIALS = 100_000  # at least, before the searches of further cells wait: a trial that waits takes 1 KB
+
+
+def purpose(cell: Cell, variant: SearchVariant) -> str:
+    """A digest of everything that a private search may compute. Its secret must not be used for anything else."""
+    keys = [cell.private_trial(each, 0, "test").key for each in fixed_grid(cell.space)]
+    settings = variant.settings.model_dump_json()
+    return hashlib.sha256("\n".join([settings, str(cell.study.search.trials), *keys]).encode()).hexdigest()
 
 
 class Sweep:
@@ -49,7 +58,7 @@ class Sweep:
                 variant,
                 self.outcomes,
                 prepared.validation_rows(cell.setting),
-                self._secret(cell) if variant.strategy.publishes_only_winner else b"",
+                self._secret(cell, variant) if variant.strategy.publishes_only_winner else b"",
                 prepared.noise(cell),
             )
             for cell in prepared.cells
@@ -64,8 +73,8 @@ class Sweep:
         """Searches whose first stage opens when fewer trials wait."""
         self._open_searches()
 
-    def _secret(self, cell: Cell) -> bytes:
-        value, is_own = self.ledger.secret(cell.id, self.prepared.fingerprints[cell.id.data])
+    def _secret(self, cell: Cell, variant: SearchVariant) -> bytes:
+        value, is_own = self.ledger.secret(cell.id, purpose(cell, variant))
         if not is_own:
             self._foreign.add(cell.id)
         return value

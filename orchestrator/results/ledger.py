@@ -275,13 +275,13 @@ class Secret(NamedTuple):
 
     value: bytes
     is_own: bool
-    """This user has drawn it on this machine, for these data. Otherwise someone else may know it."""
+    """This user has drawn it on this machine, for this search. Otherwise someone else may know it."""
 
 
-def _mark(cell: CellId, fingerprint: str, secret: bytes) -> bytes:
+def _mark(cell: CellId, purpose: str, secret: bytes) -> bytes:
     """Shows that this user has drawn the secret of a private search. A results folder may come from anyone, and whoever
     knows the secret can subtract the noise of the search."""
-    parts = json.dumps(["secret of a private search", *cell, fingerprint, secret.hex()])
+    parts = json.dumps(["secret of a private search", *cell, purpose, secret.hex()])
     return hmac.digest(user_key(), parts.encode(), "sha256")
 
 
@@ -776,27 +776,27 @@ class Ledger:
         query = "SELECT stage, state, trials FROM counts WHERE cell = ? AND strategy = ? AND stage != 'confirm'"
         return json.dumps([row for row in self._db.execute(f"{query} ORDER BY 1, 2", (number, strategy)) if row[2]])
 
-    def secret(self, cell: CellId, fingerprint: str) -> Secret:
+    def secret(self, cell: CellId, purpose: str) -> Secret:
         """The secret of a cell's private search: drawn from the operating system at the first call, then kept.
-        `fingerprint`: of the data."""
+        `purpose`: a digest of everything that the search may compute."""
         query = f"SELECT secret, mark FROM secrets WHERE cell = ({NUMBER_OF_CELL})"
         if (known := self._db.execute(query, cell).fetchone()) is None:
-            self.add_secrets({cell: secrets.token_bytes(checks.SECRET_BYTES)}, fingerprint)
+            self.add_secrets({cell: secrets.token_bytes(checks.SECRET_BYTES)}, purpose)
             known = self._db.execute(query, cell).fetchone()
         value, mark = checks.secret(known[0]), known[1]
         # in a file that was written to deceive, an index may find another cell's secret than the table has
-        is_own = isinstance(mark, bytes) and hmac.compare_digest(mark, _mark(cell, fingerprint, value))
+        is_own = isinstance(mark, bytes) and hmac.compare_digest(mark, _mark(cell, purpose, value))
         return Secret(value, is_own)
 
-    def add_secrets(self, new: Mapping[CellId, bytes], fingerprint: str | None) -> None:
-        """Existing secrets stay. `fingerprint`: of the data; None for searches that began in another folder."""
+    def add_secrets(self, new: Mapping[CellId, bytes], purpose: str | None) -> None:
+        """Existing secrets stay. `purpose`: None for searches that began in another folder."""
         if new:
             _make_private(self._folder)
         with self.transaction():
             (last,) = self._db.execute("SELECT coalesce(max(number), 0) FROM cells").fetchone()
             self._refuse_secrets_of(self._db.execute("SELECT cell FROM secrets WHERE cell > ?", (last,)))
             numbered = [
-                (self._cell_number(cell), secret, b"" if fingerprint is None else _mark(cell, fingerprint, secret))
+                (self._cell_number(cell), secret, b"" if purpose is None else _mark(cell, purpose, secret))
                 for cell, secret in new.items()
             ]
             self._db.executemany("INSERT OR IGNORE INTO secrets VALUES (?, ?, ?)", numbered)

@@ -14,7 +14,7 @@ import stat
 from functools import cache
 from pathlib import Path
 
-from trainables.files import PRIVATE, PRIVATE_FOLDER, replacing, trusted_user_folder
+from trainables.files import PRIVATE, replacing, trusted_user_folder
 
 SIZE = 32  # bytes
 log = logging.getLogger("fedsweep")
@@ -25,7 +25,6 @@ def user_key() -> bytes:
     """Made on first use. If it cannot be kept, a key for this process: later runs then start packs from round 0."""
     try:
         folder = trusted_user_folder("XDG_STATE_HOME", ".local", "state")
-        folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
         file = folder / "checkpoint.key"
         if not _is_private(file):
             with replacing(file, mode=PRIVATE, durable=True) as made:

@@ -147,7 +147,6 @@ def _cache_folder() -> Path:
         folder = trusted_user_folder("XDG_CACHE_HOME", ".cache")
     except RuntimeError:
         return _own_folder()
-    folder.mkdir(parents=True, exist_ok=True)
     status = folder.stat()
     if status.st_uid != os.geteuid():
         return _own_folder()

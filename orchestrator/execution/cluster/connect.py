@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from ray.exceptions import AuthenticationError
 from orchestrator.console import stderr
 from trainables import plugins
 from trainables.errors import UserError
+from trainables.files import replaceable_part
 
 LOCAL_OBJECT_STORE = 1 << 30  # bytes; features are megabytes, weights kilobytes
 
@@ -228,34 +230,25 @@ def _make_token() -> None:
         raise UserError(f"Ray's token cannot be written: {error}; set its location with RAY_AUTH_TOKEN_PATH") from None
     finally:
         os.umask(before)
+    _check_token()  # Ray may have made its folder
 
 
 def _check_token() -> None:
-    """Refuse a token that another user has chosen, as with an inherited $HOME: that user could run code in this Ray.
-    Remove the permissions of other users, in case another program created the token."""
+    """Refuse a token that another user can have chosen, as with an inherited $HOME: that user could run code in this
+    Ray. Remove the permissions of other users, in case another program created the token."""
     if os.environ.get("RAY_AUTH_TOKEN"):
         return
-    if named := os.environ.get("RAY_AUTH_TOKEN_PATH"):
-        token = Path(named)
-        _refuse_other_owner(token)
-    else:
-        token = Path.home() / ".ray" / "auth_token"
-        _refuse_other_owner(Path.home())
-        for place in (token.parent, token):
-            if place.is_symlink():
-                raise UserError(f"{place} is a symbolic link: set RAY_AUTH_TOKEN_PATH to the place of Ray's token")
-            _refuse_other_owner(place)
+    named = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    token = Path(named) if named else Path.home() / ".ray" / "auth_token"
+    if (other := replaceable_part(token)) is not None:
+        raise UserError(f"Ray's token {token}: another user can replace {other}; set HOME to a folder of your own")
+    if not named and (token.is_symlink() or token.parent.is_symlink()):
+        raise UserError(f"{token} is behind a symbolic link: set RAY_AUTH_TOKEN_PATH to the place of Ray's token")
     with contextlib.suppress(FileNotFoundError):
-        status = token.stat()
-        if status.st_uid == os.geteuid() and status.st_mode & 0o077:
+        status = token.lstat()
+        if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and status.st_mode & 0o077:
             token.chmod(0o600)
             stderr.print(f"note: Ray's token {token} was readable by other users; it is private now")
-
-
-def _refuse_other_owner(place: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        if place.stat().st_uid not in (0, os.geteuid()):
-            raise UserError(f"{place} belongs to another user: set HOME to your own home folder, where Ray's token is")
 
 
 def _send_token() -> None:

@@ -49,14 +49,22 @@ def owners_of(address: str) -> set[int]:
     address of this machine."""
     host, _, port = address.rpartition(":")
     try:
-        ip = ipaddress.ip_address(host.strip("[]"))
+        ip = ipaddress.ip_address(_unmapped(host.strip("[]")))
     except ValueError:  # a name may mean several machines
         return set()
     addresses = [each for own in psutil.net_if_addrs().values() for each in own if _is_ip(each)]
     own = {_unmapped(each.address) for each in addresses}
-    if ip.is_unspecified or not (ip.is_loopback or _unmapped(str(ip)) in own):
+    if "%" in host or ip.is_unspecified or ip.is_link_local or not (ip.is_loopback or str(ip) in own):
         return set()
-    wanted = {_unmapped(str(ip)), "::", *(["0.0.0.0"] if ip.version == 4 else [])}
+    if ip.version == 6:
+        return _listeners(int(port), {str(ip), "::"})
+    served = {str(ip), "0.0.0.0"}
+    if not _is_free(int(port)):  # otherwise a socket at :: does not serve IPv4
+        served.add("::")
+    return _listeners(int(port), served)
+
+
+def _listeners(port: int, ips: set[str]) -> set[int]:
     lines = [
         line.split()
         for table in ("/proc/net/tcp", "/proc/net/tcp6")
@@ -64,7 +72,17 @@ def owners_of(address: str) -> set[int]:
         for line in Path(table).read_text().splitlines()[1:]
     ]
     sockets = [(*_decoded(line[1]), line[3], int(line[7])) for line in lines]
-    return {owner for at, on, state, owner in sockets if state == LISTEN and on == int(port) and at in wanted}
+    return {owner for ip, at, state, owner in sockets if state == LISTEN and at == port and ip in ips}
+
+
+def _is_free(port: int) -> bool:
+    """Whether any address of IPv4 can be bound to."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind(("0.0.0.0", port))
+        except OSError:
+            return False
+    return True
 
 
 def _is_ip(address: Any) -> bool:

@@ -17,6 +17,7 @@ from trainables.errors import UserError
 
 MISSING = {"", "na", "n/a", "nan", "null", "none", "?"}
 """Texts that stand for a missing number, in any case. In a column of categories only "" is missing."""
+OUTWEIGHS = 10.0  # times the median column's standard deviation
 
 
 @dataclass
@@ -83,6 +84,7 @@ def convert(source: str, table: Table, schema: Schema) -> Converted:
     found = Converted({}, schema)
     columns = _columns(source, table, schema, found)
     x = _features(source, table, columns, found.notes)
+    _note_scales(x, table, columns, found.notes)
     rows = assign_rows(source, table, schema, found.notes)
     widths = {
         name: column.model_copy(update={"width": table[name].shape[1]}) if table[name].ndim == 2 else column
@@ -161,8 +163,12 @@ def _columns(source: str, table: Table, schema: Schema, found: Converted) -> dic
     return dict(schema.columns)
 
 
+def _width_of(values: NDArray, column: Column) -> int:
+    return len(column.categories or ()) or values.size // len(values)
+
+
 def _features(source: str, table: Table, columns: dict[str, Column], notes: list[str]) -> NDArray[np.float32]:
-    widths = [len(column.categories or ()) or table[name].size // len(table[name]) for name, column in columns.items()]
+    widths = [_width_of(table[name], column) for name, column in columns.items()]
     given = sum(table[name].nbytes for name in columns)
     check_expansion(source, "the table of its features", 4 * sum(widths) * len(table[next(iter(columns))]), given)
     parts = []
@@ -172,6 +178,20 @@ def _features(source: str, table: Table, columns: dict[str, Column], notes: list
         else:
             parts.append(_scaled_numbers(source, table[name], name, column, notes))
     return np.concatenate(parts, axis=1)
+
+
+def _note_scales(x: NDArray[np.float32], table: Table, columns: dict[str, Column], notes: list[str]) -> None:
+    """Rows are scaled as a whole later, so a column in another unit outweighs all others."""
+    spreads = x.std(axis=0, dtype=np.float64)
+    names = [name for name, column in columns.items() for _ in range(_width_of(table[name], column))]
+    varying = spreads[spreads > 0]
+    largest = int(np.argmax(spreads))
+    if len(varying) > 1 and spreads[largest] > OUTWEIGHS * np.median(varying) and columns[names[largest]].range is None:
+        times = spreads[largest] / np.median(varying)
+        notes.append(
+            f"values of column {names[largest]!r} vary {times:.0f} times as much as those of the median column, and "
+            "will outweigh them: declare the ranges of columns in a schema (--draft-schema writes one)"
+        )
 
 
 def _scaled_numbers(source: str, values: NDArray, name: str, column: Column, notes: list[str]) -> NDArray[np.float32]:
