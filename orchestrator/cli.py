@@ -5,6 +5,7 @@ from __future__ import annotations
 import orchestrator.current_folder  # noqa: F401  # isort: skip  # before all that the current folder could shadow
 
 import os
+import stat
 import sys
 import traceback
 from importlib import metadata
@@ -128,6 +129,8 @@ def _refuse_home_of_another_user() -> None:
     home = os.environ.get("HOME", "")
     if os.path.isabs(home) and (other := replaceable_part(Path(home))) is not None:
         raise UserError(f"HOME = {home!r}: another user can replace {other}; set HOME to a folder of your own")
+    if os.path.exists(home) and os.stat(home).st_mode & stat.S_IWOTH:
+        raise UserError(f"HOME = {home!r}: everyone can write to it; set HOME to a folder of your own")
 
 
 def _split_imports(arguments: list[str]) -> tuple[list[str], list[str]]:

@@ -329,6 +329,14 @@ def test_a_linked_token_is_refused(name, tmp_path, monkeypatch):
     assert not target.exists()
 
 
+def test_a_home_folder_that_everyone_can_write_to_is_refused(tmp_path, monkeypatch, fedsweep):
+    tmp_path.chmod(0o1777)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    code, _, err = fedsweep("status", ".")
+    assert code == 2
+    assert "everyone can write to it" in err
+
+
 @needs_root
 def test_a_home_folder_of_another_user_is_refused(tmp_path, monkeypatch, fedsweep):
     os.chown(tmp_path, 65534, 65534)

@@ -110,6 +110,12 @@ def test_a_secret_is_for_one_search(tmp_path, change):
         assert ledger.states() == {}
 
 
+def test_a_secret_is_for_one_objective():
+    """The trials are the same."""
+    one, other = (f"{TEXT}objective: {a}\nmetrics: [{b}]\n" for a, b in (("accuracy", "top_5"), ("top_5", "accuracy")))
+    assert purpose(one) != purpose(other)
+
+
 def test_an_index_that_contradicts_its_table_finds_no_secret_of_others(tmp_path, monkeypatch):
     """The table says that the secret belongs to another cell, the index says that it belongs to this one."""
     decoy = CELL_ID._replace(epsilon=1.0)

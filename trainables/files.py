@@ -20,7 +20,6 @@ from trainables.errors import UserError
 
 PUBLIC, PRIVATE = 0o666, 0o600
 """Permissions of a new file; the umask restricts the first."""
-OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 MOST_LINKS = 40  # on the way to a file, as in Linux
 PRIVATE_FOLDER = 0o700
 LONGEST_TEXT = 1 << 26  # bytes
@@ -141,9 +140,6 @@ def trusted_user_folder(variable: str, *default: str) -> Path:
     can replace what is in it, as with an inherited $HOME."""
     folder = user_folder(variable, *default)
     folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
-    status = folder.stat()
-    if status.st_uid == os.geteuid() and status.st_mode & OTHERS_WRITE:
-        folder.chmod(stat.S_IMODE(status.st_mode) & ~OTHERS_WRITE)
     if (other := replaceable_part(folder)) is not None:
         raise RuntimeError(f"another user can replace {other}")
     return folder

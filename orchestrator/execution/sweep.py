@@ -29,8 +29,9 @@ OPEN_TRIALS = 100_000  # at least, before the searches of further cells wait: a 
 def purpose(cell: Cell, variant: SearchVariant) -> str:
     """A digest of everything that a private search may compute. Its secret must not be used for anything else."""
     keys = [cell.private_trial(each, 0, "test").key for each in fixed_grid(cell.space)]
-    settings = variant.settings.model_dump_json()
-    return hashlib.sha256("\n".join([settings, str(cell.study.search.trials), *keys]).encode()).hexdigest()
+    study = cell.study
+    parts = [variant.settings.model_dump_json(), str(study.search.trials), study.objective, *keys]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 class Sweep:

@@ -26,12 +26,13 @@ from pathlib import Path
 from typing import Literal
 
 from trainables.errors import UserError, one_of
-from trainables.files import OTHERS_WRITE, trusted_user_folder
+from trainables.files import trusted_user_folder
 from trainables.models.clipping import SOFTENING
 from trainables.models.lanes import SHAPES
 
 SOURCES = Path(__file__).with_name("c")
 LANES = SHAPES["cpu"].lanes
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 TILE = 128  # rows whose gradients are summed in float32; determines how sums are rounded
 # no multiply-adds except explicit ones: both layouts must round the same way
 FLAGS = (
@@ -146,7 +147,12 @@ def _cache_folder() -> Path:
         folder = trusted_user_folder("XDG_CACHE_HOME", ".cache")
     except RuntimeError:
         return _own_folder()
-    return folder if folder.stat().st_uid == os.geteuid() else _own_folder()
+    status = folder.stat()
+    if status.st_uid != os.geteuid():
+        return _own_folder()
+    if status.st_mode & OTHERS_WRITE:  # of its group
+        folder.chmod(stat.S_IMODE(status.st_mode) & ~OTHERS_WRITE)
+    return folder
 
 
 @cache

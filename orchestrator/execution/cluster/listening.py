@@ -56,12 +56,8 @@ def owners_of(address: str) -> set[int]:
     own = {_unmapped(each.address) for each in addresses}
     if "%" in host or ip.is_unspecified or ip.is_link_local or not (ip.is_loopback or str(ip) in own):
         return set()
-    if ip.version == 6:
-        return _listeners(int(port), {str(ip), "::"})
-    served = {str(ip), "0.0.0.0"}
-    if not _is_free(int(port)):  # otherwise a socket at :: does not serve IPv4
-        served.add("::")
-    return _listeners(int(port), served)
+    # a socket at :: may serve IPv4 or not, which the tables do not say: it does not count there
+    return _listeners(int(port), {str(ip), "::" if ip.version == 6 else "0.0.0.0"})
 
 
 def _listeners(port: int, ips: set[str]) -> set[int]:
@@ -73,16 +69,6 @@ def _listeners(port: int, ips: set[str]) -> set[int]:
     ]
     sockets = [(*_decoded(line[1]), line[3], int(line[7])) for line in lines]
     return {owner for ip, at, state, owner in sockets if state == LISTEN and at == port and ip in ips}
-
-
-def _is_free(port: int) -> bool:
-    """Whether any address of IPv4 can be bound to."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        try:
-            probe.bind(("0.0.0.0", port))
-        except OSError:
-            return False
-    return True
 
 
 def _is_ip(address: Any) -> bool:
