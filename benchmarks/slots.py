@@ -141,9 +141,8 @@ def _resident() -> int:
 
 
 def main() -> None:
-    machine = machine_and_load()
     if sys.argv[1:2] == ["trials"]:
-        found = cost_of_trials(int(sys.argv[2]))
+        machine, found = machine_and_load(), cost_of_trials(int(sys.argv[2]))
         print(found)
         save("driver", "with_tune", found, machine)
         return

@@ -279,8 +279,8 @@ class Secret(NamedTuple):
 
 
 def _mark(cell: CellId, purpose: str, secret: bytes) -> bytes:
-    """Shows that this user has drawn the secret of a private search. A results folder may come from anyone, and whoever
-    knows the secret can subtract the noise of the search."""
+    """Shows that this user has drawn the secret of a private search. A results folder may come from anyone, and
+    a person who knows the secret can subtract the noise of the search."""
     parts = json.dumps(["secret of a private search", *cell, purpose, secret.hex()])
     return hmac.digest(user_key(), parts.encode(), "sha256")
 

@@ -1,8 +1,8 @@
 """The key that authenticates a user's checkpoints and the secrets of private searches.
 
 A results folder may come from anyone. The author of a checkpoint chooses the weights and the round that a private trial
-continues from, and whoever knows the secret of a private search can subtract its noise. So only checkpoints and secrets
-of the user's own runs are believed. The key lies outside of all results folders.
+continues from, and a person who knows the secret of a private search can subtract its noise. So only checkpoints and
+secrets of the user's own runs are believed. The key lies outside of all results folders.
 """
 
 from __future__ import annotations

@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 
 from orchestrator.execution.cluster.ray_internals import psutil
 
+LISTEN = "0A"  # in Linux's tables of connections
+LENGTHS = {8: socket.AF_INET, 32: socket.AF_INET6}
+
 
 class Address(NamedTuple):
     ip: str
@@ -38,10 +41,6 @@ def listening() -> set[Address]:
 
 def reachable_from_outside(addresses: set[Address]) -> list[Address]:
     return sorted(address for address in addresses if not address.is_loopback)
-
-
-LISTEN = "0A"  # in Linux's tables of connections
-LENGTHS = {8: socket.AF_INET, 32: socket.AF_INET6}
 
 
 def owners_of(address: str) -> set[int]:
