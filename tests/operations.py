@@ -16,6 +16,7 @@ def operations(call: Callable[[], Any]) -> int:
         count += event == "opcode"
         return trace
 
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 otherwise counts nothing the first time
     before = sys.gettrace()
     sys.settrace(trace)
     try:
