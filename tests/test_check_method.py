@@ -1,10 +1,15 @@
 """`fedsweep check-method` catches every method of tests/cheats.py, and no honest one."""
 
 import itertools
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import cheats
 import pytest
+from nodes import wait_for
 
 from trainables import methods
 from trainables.audit import contract, noise_shift, shift_checks
@@ -41,6 +46,20 @@ def test_the_command_catches_a_cheat(registered):
     check = "noise hides every record as accounted"
     (found,) = [found for found in contract.run_checks(cheat, {}, repetitions=100) if found.check == check]
     assert "round 2: 100 of 100 coordinates of a release have no new noise" in found.failure
+
+
+def test_processes_end_with_the_command():
+    """A check takes minutes; a command that was killed leaves none running."""
+    command = subprocess.Popen(
+        [sys.executable, "-c", "from orchestrator.cli import main; main()", "check-method", "dp-fedgd"],
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
+    )
+    children = Path(f"/proc/{command.pid}/task/{command.pid}/children")
+    found = wait_for(lambda: children.read_text().split()[1:], "processes")  # the first one tracks shared resources
+    command.kill()
+    command.wait()
+    wait_for(lambda: not any(Path("/proc", child).exists() for child in found), "the end of the processes")
 
 
 def shift_of(name, level, adjacency, release, number=0, **hypers):
