@@ -1,6 +1,7 @@
 # On a machine with Python >= 3.11 and make; every target creates .venv and installs what it needs:
 #   make run        run the quickstart study
 #   make test       lint, type-check and test
+#   make long       the longest tests, which make test leaves out (about 7 minutes)
 #   make check      lint and type-check only
 #   make fuzz       test all input parsers with ten thousand malformed inputs of each kind
 #   make mutants    insert small faults into the code and count those that the fast tests miss
@@ -19,7 +20,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test fuzz mutants goldens chaos nodes sums audits audit-examples data table3 reproduce peers check install lock docs dist clean
+.PHONY: run test long fuzz mutants goldens chaos nodes sums audits audit-examples data table3 reproduce peers check install lock docs dist clean
 
 run: .venv/.runs
 	$(BIN)/fedsweep run quickstart --results results/quickstart
@@ -28,6 +29,9 @@ run: .venv/.runs
 # Three workers even on two cores: many tests wait for subprocesses.
 test: check
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=40 --durations-min=4
+
+long: install
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "long" --durations=20
 
 fuzz: install
 	FEDSWEEP_FUZZ=10000 $(BIN)/python -m pytest tests/test_fuzz.py -o timeout=0

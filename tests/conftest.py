@@ -31,8 +31,16 @@ SLOWEST = tuple(
 )
 
 
+LONG = frozenset(Path(__file__).with_name("long_tests.txt").read_text().splitlines())
+"""Tests of more than about 8 seconds on two cores. `make long` runs them, and `.ci/run` does after the others."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items):
     """The slowest files first, so that no worker runs a long file alone at the end."""
+    for item in items:
+        if f"{item.path.name}::{item.name}" in LONG:
+            item.add_marker("long")
     items.sort(key=lambda item: SLOWEST.index(item.path.name) if item.path.name in SLOWEST else len(SLOWEST))
 
 

@@ -121,3 +121,9 @@ def test_tests_do_not_import_tests(repository):
     for file in tests.glob("*.py"):
         imports = set(imported(ast.parse(file.read_text()), ()))
         assert not imports & not_importable, f"{file.name} imports {imports & not_importable}"
+
+
+def test_the_list_of_long_tests_names_tests(repository):
+    for line in (repository / "tests" / "long_tests.txt").read_text().splitlines():
+        file, _, name = line.partition("::")
+        assert f"def {name.partition('[')[0]}(" in (repository / "tests" / file).read_text(), line
