@@ -109,6 +109,16 @@ def test_a_table_without_a_schema_says_how_to_get_one(fedsweep, visits):
     assert "fedsweep data import visits.csv --label COLUMN --draft-schema" in err
 
 
+def test_a_draft_leaves_a_running_number_out(fedsweep, tmp_path, monkeypatch):
+    """It is no feature. Other numbers that differ in all rows are."""
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{row + 100},{row * 1.5},{'ab'[row % 2]}" for row in range(40)]
+    (tmp_path / "t.csv").write_text("\n".join(["number,size,kind", *rows]) + "\n")
+    assert fedsweep("data", "import", "t.csv", "--label", "kind", "--draft-schema")[0] == 0
+    assert list(read_schema("t.schema.yaml").columns) == ["size"]
+    assert "# number: {range: [100, 140]}  # left out: it numbers the rows" in (tmp_path / "t.schema.yaml").read_text()
+
+
 def test_a_draft_is_checked_by_its_user(fedsweep, visits):
     schema = visits.parent / "visits.schema.yaml"
     schema.unlink()

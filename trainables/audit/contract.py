@@ -45,7 +45,7 @@ CLAIM = PrivacySettings(epsilon=5.0)  # a larger eps needs fewer runs
 # Secret samples of rows are computed lane by lane, a thousand times slower, and only the weaker bound for any mechanism
 # holds. With a smaller claim fewer runs can refute it. Local steps are left to the noise-shift audit.
 SAMPLED_CLAIM = PrivacySettings(epsilon=2.0)
-SAMPLED_REPETITIONS = 1_000
+SAMPLED_REPETITIONS = 500
 SAMPLED_STEPS: Mapping[str, HyperValue] = {"local_steps": 1, "participation": 1.0}
 
 

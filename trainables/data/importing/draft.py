@@ -13,6 +13,7 @@ from trainables.data.importing.reading import Table
 from trainables.data.importing.schema import Schema
 
 MOST_CATEGORIES = 50  # a text column with more values is probably an id or free text
+FEWEST_NUMBERED = 20  # in fewer rows, a number that differs in all of them may be chance
 
 HEADER = """\
 # Schema of {source}: a draft to check.
@@ -60,6 +61,8 @@ def _column(name: str, values: NDArray) -> list[str]:
         missing = np.isnan(values.astype(np.float64))
         numbers = values[~missing].astype(np.float64)
     low, high = _limits(numbers)
+    if len(numbers) >= FEWEST_NUMBERED and numbers.max() - numbers.min() + 1 == len(np.unique(numbers)) == len(values):
+        return [f"# {_yaml(name)}: {{range: [{low:g}, {high:g}]}}  # left out: it numbers the rows"]
     lines = [f"{_yaml(name)}: {{range: [{low:g}, {high:g}]}}  # which range is possible?"]
     return [*lines, *_missing(name, int(missing.sum()), f"range: [{low:g}, {high:g}], missing: NUMBER")]
 
