@@ -109,6 +109,21 @@ def test_the_documented_path_from_a_folder_to_predictions(fedsweep, work, small_
     assert provenance["backbone"] == "efficientnet-lite0"
 
 
+def test_square_roots_of_features(fedsweep, work, small_efficientnet, no_ray):
+    for name in ("efficientnet-lite0", "efficientnet-lite0-sqrt"):
+        assert fedsweep("data", "prepare", "photos", "--backbone", name, "--to", f"{name}.npz")[0] == 0
+    plain, roots = (features.load(f"efficientnet-lite0{end}.npz") for end in ("", "-sqrt"))
+    assert (plain.x_train < 0).any()
+    np.testing.assert_allclose(np.sign(plain.x_train) * roots.x_train**2, plain.x_train, atol=2e-3)
+    assert fedsweep("train", "--data", "efficientnet-lite0-sqrt.npz", *OPTIONS, "--save", "model.npz")[0] == 0
+    code, out, err = fedsweep("predict", "model.npz", "photos", "--output", "a.csv")
+    assert code == 0, err
+    assert float(re.search(r"accuracy: ([\d.]+)%", out)[1]) > 60
+    twice = fedsweep("data", "prepare", "photos", "--backbone", "efficientnet-lite0-sqrt-sqrt", "--to", "b.npz")
+    assert_one_sentence(twice, "'efficientnet-lite0-sqrt' is unknown")
+    assert preparing.find_recipe("cifar10-resnet20-sqrt").backbone == "resnet20-sqrt"
+
+
 def test_a_model_of_a_user_s_backbone_runs_code_only_when_named(fedsweep, work, no_ray):
     named = ("--backbone", "tiny_backbones.py:tiny")
     assert fedsweep("data", "prepare", "photos", *named)[0] == 0

@@ -97,6 +97,17 @@ def from_package(name: str) -> Backbone:
     return Backbone(name, network, image_input(mean, std, size), details, versions=versions("timm"))
 
 
+class _SignedRoots(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sign() * x.abs().sqrt()
+
+
+def with_roots(backbone: Backbone, name: str) -> Backbone:
+    """The square roots of a backbone's features, with their signs: a few large features outweigh the others less."""
+    network = torch.nn.Sequential(backbone.network, _SignedRoots())
+    return replace(backbone, name=name, network=network, details=backbone.details | {"features": "square roots"})
+
+
 def from_function(name: str, function: Callable[[], Any], code: str) -> Backbone:
     """A network of the user's: `function()` returns a torch module and a function that turns one image (PIL) or one
     text into its input. `code`: hash of the user's code."""

@@ -165,6 +165,8 @@ WEIGHTS = {
 
 EFFICIENTNET = "efficientnet-lite0"
 """Its weights come with a Python package."""
+ROOTS = "-sqrt"
+"""After the name of a backbone: the square roots of its features."""
 
 UNPUBLISHED = {
     "crc5-resnet20": "colorectal histology, 5 tissue classes, 32 x 32, through resnet20; a substitute for PathMNIST",
@@ -187,7 +189,8 @@ def recipe(name: str) -> Recipe | None:
         backbone = name.removeprefix(f"{source}-")
         if backbone == PIXELS and SOURCES[source].format in IMAGES:
             return Recipe(name, source)
-        known = backbone in (*WEIGHTS, EFFICIENTNET) or is_timm(backbone) or components(backbone) is not None
+        network = backbone.removesuffix(ROOTS)
+        known = network in (*WEIGHTS, EFFICIENTNET) or is_timm(network) or components(backbone) is not None
         if backbone != name and SOURCES[source].format in IMAGES and known:
             return Recipe(name, source, backbone)
     return None

@@ -19,6 +19,7 @@ from trainables.data.sources import fetching, formats
 from trainables.data.sources.catalogue import (
     EFFICIENTNET,
     IMAGES,
+    ROOTS,
     SOURCES,
     WEIGHTS,
     Recipe,
@@ -196,6 +197,14 @@ def _features(
 
 def chosen_backbone(name: str, options: Options, weights: Path | None = None) -> Backbone:
     """`weights`: the file of a packaged network, if it was fetched already."""
+    from trainables.data.backbones import backbone
+
+    if name.endswith(ROOTS) and not backbone.is_function(name):
+        return backbone.with_roots(_plain_backbone(name.removesuffix(ROOTS), options, weights), name)
+    return _plain_backbone(name, options, weights)
+
+
+def _plain_backbone(name: str, options: Options, weights: Path | None) -> Backbone:
     from trainables.data.backbones import backbone
 
     if name in WEIGHTS:
