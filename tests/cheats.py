@@ -54,6 +54,10 @@ def cheat(release, method=Honest, program=None, **attributes):
     return type("Cheat", (method,), {"client": released(release, **(program or {})), "name": "dp-cheat", **attributes})
 
 
+def wider(by):
+    return {"release_size": lambda self, model: model.dimension + by}
+
+
 def gradients(client, theta):
     return client.clipped_gradient_sum(theta)
 
@@ -276,19 +280,41 @@ def one_client_unclipped(client, theta):
     return noised(client, unclipped if client._clients[0] == 1 else total, theta, client.noise("gradient"))
 
 
-class SampleUnused(Honest):
-    """All rows are summed, without `clipped_gradient_sum`, which would notice."""
+def sampled_unseen(*samples):
+    """Draws these samples, each a rate and a step, where one of 0.3 of the rows is accounted. All rows are summed,
+    without `clipped_gradient_sum`, which would notice."""
+
+    def release(client, theta):
+        for rate, step in samples:
+            client.sample(rate, step)
+        total, _ = client.model.clipped_gradient_sum(rows_of(client), theta, client.clip.squeeze(1))
+        return noised(client, total, theta, client.noise("gradient"))
+
+    class SampleUnused(Honest):
+        def program(self, hypers, level="record"):
+            return released(release, samples=True)()
+
+        def releases(self, run):
+            return (Event("gradient", run.rounds, run.privacy.sensitivity, sampling=0.3, aggregated=False),)
+
+    return SampleUnused
+
+
+class FilledSample(Honest):
+    """All rows are put into a sample after it was drawn, beside a release that is not sampled."""
 
     def program(self, hypers, level="record"):
         def release(client, theta):
-            client.sample(0.3)
-            total, _ = client.model.clipped_gradient_sum(rows_of(client), theta, client.clip.squeeze(1))
-            return noised(client, total, theta, client.noise("gradient"))
+            sample = client.sample(0.3)
+            sample.parts[:] = [(slice(None), rows_of(client))]
+            gradient = client.clipped_gradient_sum(theta, sample) + client.noise("gradient")
+            return (torch.cat([gradient, client.noise("extra", size=1)], dim=-1) / client.size).to(theta.dtype)
 
-        return released(release, samples=True)()
+        return released(release, samples=True, **wider(1))()
 
     def releases(self, run):
-        return (Event("gradient", run.rounds, run.privacy.sensitivity, sampling=0.3, aggregated=False),)
+        gradient = Event("gradient", run.rounds, run.privacy.sensitivity, share=0.9, sampling=0.3, aggregated=False)
+        return gradient, Event("extra", run.rounds, run.privacy.sensitivity, share=0.1, aggregated=False)
 
 
 class UserLevel(Honest):
@@ -398,10 +424,6 @@ class BareCovariance(Honest):
         pass
 
 
-def wider(by):
-    return {"release_size": lambda self, model: model.dimension + by}
-
-
 STATEFUL = {"stateful": True}
 
 CHEATS = {
@@ -445,6 +467,9 @@ CHEATS = {
     "no noise while the weights are infinite": InfiniteWeights,
     "a sum in the server's state of round 5 only": cheat(beside_the_release, into_the_state_of_round(5)),
     "one client is not clipped": cheat(one_client_unclipped),
-    "a sample that is drawn and not used": SampleUnused,
+    "a sample that is drawn and not used": sampled_unseen((0.3, 0)),
+    "a sample larger than accounted": sampled_unseen((1.0, 0)),
+    "a sample that is filled up": FilledSample,
+    "so many samples that each record is in one": sampled_unseen(*((0.3, step) for step in range(20))),
     "secret participation ignored": CoinIgnored,
 }

@@ -316,7 +316,7 @@ def _check_leak(
 ) -> str:
     """A paired audit at one eps; `fedsweep audit` runs others."""
     claim, hypers = CLAIM, dict(base)
-    if _samples_rows(method, base):
+    if _samples_rows(method, base, level):
         claim, repetitions = SAMPLED_CLAIM, min(repetitions, SAMPLED_REPETITIONS)
         hypers |= {name: value for name, value in SAMPLED_STEPS.items() if name in base}
     claim = claim.model_copy(update={"level": level, "adjacency": adjacency, "release": release})
@@ -328,9 +328,9 @@ def _check_leak(
     return f"eps {claim.epsilon:g} is claimed, but eps is at least {result.epsilon:.3g} ({adjacency}, {release})"
 
 
-def _samples_rows(method: Method, base: Mapping[str, HyperValue]) -> bool:
+def _samples_rows(method: Method, base: Mapping[str, HyperValue], level: Level) -> bool:
     problem = problem_for(method)
-    plan = check(_trial(method, problem, base, CLAIM.model_copy(update={"level": method.levels[0]}), seed=0), problem)
+    plan = check(_trial(method, problem, base, CLAIM.model_copy(update={"level": level}), seed=0), problem)
     return any(event.sampling < 1 for event in plan.events)
 
 

@@ -52,7 +52,7 @@ from trainables.federation.server import Server
 from trainables.federation.trial_spec import TrialSpec
 from trainables.privacy import noise
 from trainables.privacy.participation import takes_part
-from trainables.privacy.plan import PrivacyPlan
+from trainables.privacy.plan import Event, PrivacyPlan
 
 Vector = NDArray[np.float64]
 ROUNDING = 128 * float(np.finfo(np.float32).eps)
@@ -146,14 +146,26 @@ def check_draws(reference: Reference, plan: PrivacyPlan, trial: TrialSpec) -> No
                 f"the account has {event.count} releases of purpose {event.purpose!r}, but a client draws this noise "
                 f"{drawn} times"
             )
-    rate = min((event.sampling for event in plan.events if not event.hidden_by_sum), default=1.0)
-    for call, played in zip(reference.calls, reference.played, strict=True) if rate < 1 else ():
-        for one in played:
+    _check_samples(reference, [event for event in plan.events if event.sampling < 1 and not event.hidden_by_sum])
+
+
+def _check_samples(reference: Reference, events: list[Event]) -> None:
+    """A program may draw a sample and use it unseen, so all that are drawn count."""
+    if not events:
+        return
+    rate, count = min(event.sampling for event in events), sum(event.count for event in events)
+    drawn = [0] * len(reference.hosts)
+    for call, played in zip(reference.calls, reference.played, strict=True):
+        for client, one in enumerate(played):
             steps = [step for step, _ in one.tape.samples]
-            if any(used > rate for _, used in one.tape.samples):
+            created = [sample.rate for sample, _ in one.tape.created_samples]
+            if any(used > rate for used in (*created, *(used for _, used in one.tape.samples))):
                 raise ShiftError(f"the account has samples of {rate:g} of the rows, but round {call.t} uses more")
             if None in steps or len(set(steps)) < len(steps):
                 raise ShiftError(f"the account has an independent sample for every sum, but round {call.t} reuses one")
+            drawn[client] += len(created)
+    if max(drawn) > count:
+        raise ShiftError(f"the account has {count} samples of rows, but a client draws {max(drawn)}")
 
 
 def _run(trial: TrialSpec, data: ProblemData, hosts: _Observed) -> list[Vector]:
@@ -255,8 +267,7 @@ class _Coupled(_Observed):
         credited = {event.purpose for event in self._plan.events if event.aggregated}
         summed = self._plan.settings.release == "secure-aggregation" and {a[2] for a in fresh} <= credited
         shifts = self._together(pairs) if summed else [self._alone(i, pair) for i, pair in enumerate(pairs)]
-        if any(np.abs(value).max() > NO_SHIFT for shift in shifts for value in shift.values()):
-            self._check_not_left_out(call, pairs)
+        self._check_not_left_out(call, pairs, shifts)
         for pair, shift in zip(pairs, shifts, strict=True):
             for address, value in shift.items():
                 self.cost[address[2]] = self.cost.get(address[2], 0.0) + float(value @ value)
@@ -267,13 +278,13 @@ class _Coupled(_Observed):
         """The host of the client whose rows change."""
         return call.work.assignment.index((self._client,))
 
-    def _check_not_left_out(self, call: Call, pairs: list[_Pair]) -> None:
+    def _check_not_left_out(self, call: Call, pairs: list[_Pair], shifts: list[Shifts]) -> None:
         """A record that is not in a secret sample, or a user who secretly does not take part, changes no release."""
         sampled = {event.purpose: event for event in self._plan.events if event.sampling < 1}
-        drawn = {address[2] for pair in pairs for address in pair.played.tape.fresh}
-        if call.t == 0 or not drawn or not drawn <= sampled.keys():
+        moved = {a[2] for shift in shifts for a, value in shift.items() if np.abs(value).max() > NO_SHIFT}
+        if call.t == 0 or moved.isdisjoint(sampled):
             return
-        if all(sampled[purpose].hidden_by_sum for purpose in drawn):
+        if all(sampled[purpose].hidden_by_sum for purpose in moved & sampled.keys()):
             seed, q = int(call.work.seeds[0]), call.work.secret_participation
             if not takes_part(seed, self._client, call.t, q):
                 raise ShiftError(f"round {call.t}: a user who does not take part changes the release")
