@@ -349,6 +349,15 @@ def test_train_in_a_new_process():
     assert report["metrics"] == json.loads(json.dumps(expected.metrics))
 
 
+@pytest.mark.parametrize(("epsilon", "doubtful"), [(0.05, True), (100, False)])
+def test_train_says_when_the_model_is_of_little_use(fedsweep, no_ray, epsilon, doubtful):
+    data = ("--data", "synthetic-frozen:400,80,6,3", "--clients", 5, "--rounds", 10)
+    code, _, err = fedsweep("train", *data, "--epsilon", epsilon)
+    assert code == 0
+    for sentence in ("noise exceeds signal", "always answering the largest class (33.5% of the train rows)"):
+        assert (sentence in err) == doubtful
+
+
 def test_train_on_the_validation_split(fedsweep, no_ray):
     flags = (
         f"--data {TINY} --method dp-fedgd --epsilon inf --rounds 7 --evaluate-every 3 --clients 3 --hosts 1"

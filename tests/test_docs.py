@@ -201,7 +201,7 @@ def test_from_a_table_to_predictions(tmp_path, monkeypatch, fedsweep, no_ray):
 def test_own_data(tmp_path, monkeypatch, fedsweep):
     """The program on the page writes a file that the commands and the example study accept."""
     monkeypatch.chdir(tmp_path)
-    (program,) = blocks(DOCS / "bring-your-data.md", "python")
+    _, program = blocks(DOCS / "bring-your-data.md", "python")
     exec(compile(program, "bring-your-data.md", "exec"), {})
     code, out, _ = fedsweep("partition", "--data", "mine.npz", "--clients", 10)
     assert code == 0

@@ -146,7 +146,7 @@ def test_every_documented_command_runs(fedsweep, no_ray, tmp_path, monkeypatch):
         "{coarse: 20, fine: 20, confirm: 30}", "{coarse: 2, fine: 2, confirm: 2}\nsearch: {finalists: 2}"
     )
     (tmp_path / "mine.yaml").write_text(quicker.replace("synthetic-frozen:2000,500,16,4", SMALL))
-    (program,) = blocks(DOCS / "bring-your-data.md", "python")
+    _, program = blocks(DOCS / "bring-your-data.md", "python")
     exec(compile(program, "bring-your-data.md", "exec"), {})
     assert fedsweep("run", "mine.yaml", "--results", "results/quickstart")[0] == 0
     for copy in ("a", "b", "cifar10-resnet20", "url"):

@@ -3,17 +3,19 @@
 import csv
 import json
 import re
+import warnings
 
 import numpy as np
 import pytest
 import torch
 from command_line import assert_one_sentence
 from PIL import Image
-from repository_files import DOCS
+from repository_files import DOCS, blocks
 
 import fedsweep as face
 from trainables.data import backbones, features
 from trainables.data.backbones import extraction
+from trainables.data.backbones.own_rows import read_image
 from trainables.data.sources import own, preparing
 from trainables.data.stored import StoredRows
 from trainables.errors import UserError
@@ -85,7 +87,7 @@ def small_efficientnet(monkeypatch):
 OPTIONS = ("--clients", 3, "--method", "dp-fedgd", "--epsilon", "inf", "--set", "learning_rate=1", "--rounds", 40)
 
 
-def test_the_documented_path_from_a_folder_to_predictions(fedsweep, work, small_efficientnet, no_ray):
+def test_the_documented_path_from_a_folder_to_predictions(fedsweep, work, small_efficientnet, no_ray, capfd):
     """The five commands of docs/bring-your-data.md, with a small network in place of EfficientNet-Lite0."""
     text = (DOCS / "bring-your-data.md").read_text()
     section = text[text.index("## From a folder of images to predictions") :]
@@ -107,6 +109,31 @@ def test_the_documented_path_from_a_folder_to_predictions(fedsweep, work, small_
     provenance = preparing.provenance_of(work / "photos.npz")
     assert provenance["torch"]
     assert provenance["backbone"] == "efficientnet-lite0"
+    (work / "new-photos" / "grass" / "000.jpg").rename(work / "new-photos" / "1.jpg")
+    program, *_ = blocks(DOCS / "bring-your-data.md", "python")
+    exec(compile(program, "bring-your-data.md", "exec"), {})
+    assert capfd.readouterr().out.strip() in COLOURS
+
+
+def test_images_of_other_kinds(tmp_path):
+    """16 bits, transparency in every form, and 32 bits, whose range is unknown."""
+    grey = np.arange(0, 65536, 1024, dtype=np.uint16).reshape(8, 8)
+    Image.fromarray(grey).save(tmp_path / "sixteen.png")
+    Image.fromarray(grey).save(tmp_path / "sixteen.tiff")
+    for name in ("sixteen.png", "sixteen.tiff"):
+        np.testing.assert_array_equal(read_image(tmp_path / name), np.repeat((grey // 257)[..., None], 3, axis=2))
+    clear = Image.new("RGBA", (2, 1), (10, 20, 30, 0))
+    clear.putpixel((0, 0), (10, 20, 30, 255))
+    clear.save(tmp_path / "clear.png")
+    palette = clear.quantize(4)
+    palette.save(tmp_path / "palette.png")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for name in ("clear.png", "palette.png"):
+            assert read_image(tmp_path / name).tolist() == [[[10, 20, 30], [255, 255, 255]]]
+    Image.fromarray(np.ones((2, 2), dtype=np.float32)).save(tmp_path / "float.tiff")
+    with pytest.raises(UserError, match=r"float.tiff cannot be read: it has 32 bits per pixel"):
+        read_image(tmp_path / "float.tiff")
 
 
 def test_square_roots_of_features(fedsweep, work, small_efficientnet, no_ray):
@@ -122,6 +149,15 @@ def test_square_roots_of_features(fedsweep, work, small_efficientnet, no_ray):
     twice = fedsweep("data", "prepare", "photos", "--backbone", "efficientnet-lite0-sqrt-sqrt", "--to", "b.npz")
     assert_one_sentence(twice, "'efficientnet-lite0-sqrt' is unknown")
     assert preparing.find_recipe("cifar10-resnet20-sqrt").backbone == "resnet20-sqrt"
+
+
+def test_square_roots_are_of_the_input_of_the_last_layer(tmp_path):
+    network = backbones.BACKBONES["resnet20"](100).eval()
+    torch.save(network.state_dict(), tmp_path / "weights.pt")
+    options = preparing.Options(weights=tmp_path / "weights.pt")
+    x = torch.rand(2, 3, 32, 32)
+    roots = preparing.chosen_backbone("resnet20-sqrt", options).network.eval()(x)
+    torch.testing.assert_close(roots**2, network.penultimate(x))
 
 
 def test_a_model_of_a_user_s_backbone_runs_code_only_when_named(fedsweep, work, no_ray):
@@ -142,7 +178,9 @@ def test_a_model_of_a_user_s_backbone_runs_code_only_when_named(fedsweep, work, 
         model.to_torch()
     network = model.to_torch("tiny_backbones.py:tiny")
     image = Image.open("photos/sea/001.png")
+    assert not network.training
     x = network.preprocess([image, image])
+    torch.testing.assert_close(network.preprocess(image), x[:1])
     scores = network(x)
     assert scores.shape == (2, 3)
     direct = model.scores(network.backbone(x).detach().numpy())

@@ -62,7 +62,7 @@ def predict(
         file.write(frame_to_csv(pd.DataFrame(columns)).encode())
     scores = {} if labels is None else _scores(saved, rows, predicted, labels)
     lines = [
-        f"{len(predicted)} predictions written to {output}",
+        f"{len(predicted)} prediction{'s' * (len(predicted) != 1)} written to {output}",
         *_described(scores),
         f"the model was trained at epsilon {number(epsilon)}, delta {delta:g}",
     ]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -29,6 +31,7 @@ from trainables.errors import UserError
 if TYPE_CHECKING:  # torch and Ray take seconds to import: fail on bad options before that
     from orchestrator.execution.training import Training
     from trainables.federation.lane_result import LaneResult
+    from trainables.federation.problem import Problem
     from trainables.federation.trial_spec import TrialSpec
 
 WITH_FROM = ("from_file", "cell", "seed", "data", "hosts", "address", "json", "save", "secret_noise", "records")
@@ -143,6 +146,8 @@ def _run(training: Training, options: TrainingOptions, save: Path | None, json: 
     if plan.unsampled != plan.actual_epsilon:
         out.print(f"if the adversary knows which rows or users were sampled: {_by_release(plan.unsampled)}")
     out.print(f"{trained.seconds_per_round:.4f} s per round; state: {result.state}")
+    for doubt in _doubts(training.problem, trial.rounds, result):
+        stderr.print(f"note: {doubt}")
     if save is not None:
         saved_model(training, trained, secret=options.secret_noise).save(save)
         what = (
@@ -174,6 +179,21 @@ def _run(training: Training, options: TrainingOptions, save: Path | None, json: 
         )
 
 
+def _doubts(problem: Problem, rounds: int, result: LaneResult) -> Iterator[str]:
+    """Why the model may be of little use, as the report of a study says it."""
+    from orchestrator.report.html.diagnosis_text import NOISY
+
+    remedy = "a larger epsilon, more rows or, if only the sum is visible, --release secure-aggregation helps"
+    signal, noise = (list(result.metrics.get(name, {}).values()) for name in ("signal_norm", "noise_norm"))
+    if signal and sum(signal) and (ratio := sum(noise) / (sum(signal) * math.sqrt(rounds))) > NOISY:
+        yield f"noise exceeds signal, summed over all rounds ({ratio:.1f} times): {remedy}"
+    labels, accuracy = problem.data.y_train, list(result.metrics.get("accuracy", {}).values())
+    largest = max(Counter(labels.tolist()).values()) / len(labels)
+    error = math.sqrt(largest * (1 - largest) / len(problem.y_eval))
+    if accuracy and accuracy[-1] / 100 <= largest + 2 * error:
+        yield f"this is not clearly better than always answering the largest class ({largest:.1%} of the train rows)"
+
+
 def _by_release(epsilons: Mapping[Release, float]) -> str:
     return ", ".join(f"{number(epsilon)} ({release})" for release, epsilon in epsilons.items())
 
@@ -184,7 +204,8 @@ def _settings(trial: TrialSpec, clients: int) -> str:
 
     used, weights = trial.preprocess, "size" if trial.aggregate == "size" else "equal"
     shares = {"scaled": used.scale, "centred": used.center}
-    parts = [f"{word} with {share:.1%} of the budget" for word, share in shares.items() if share]
+    cost = "" if math.isinf(trial.privacy.epsilon) else " with {:.1%} of the budget"
+    parts = [f"{word}{cost.format(share)}" for word, share in shares.items() if share]
     parts = [f"scaled by the declared length {used.length:g}"] * bool(used.length) + parts
     which = "of the data set" if trial.problem.partition.kind == "explicit" else f"({to_text(trial.problem.partition)})"
     return (

@@ -144,7 +144,7 @@ class SavedModel:
 
         head = models.parse(self.model, features=self.features, classes=self.classes)
         found = backbone_of(self.backbone, named=backbone) if self.backbone else None
-        return TorchModel(found, head, torch.tensor(self.weights))
+        return TorchModel(found, head, torch.tensor(self.weights)).eval()
 
 
 def check_file_name(path: Path, model: str) -> None:

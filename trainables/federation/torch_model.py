@@ -13,6 +13,8 @@ from torch import Tensor
 
 from trainables import plugins
 from trainables.data.backbones import backbone as backbones
+from trainables.data.backbones.extraction import features_of
+from trainables.data.backbones.own_rows import as_rgb
 from trainables.data.feature_file import read_backbone
 from trainables.data.sources.preparing import Options, chosen_backbone
 from trainables.errors import UserError
@@ -29,14 +31,13 @@ class TorchModel(torch.nn.Module):
         self.head = _linear(head, weights) if isinstance(head, SoftmaxHead) else _Head(head, weights)
         self._backbone = backbone
 
-    def preprocess(self, rows: Iterable[Any]) -> Any:
-        """The input for some images (PIL), or texts, of any size."""
+    def preprocess(self, rows: Any) -> Any:
+        """The input for some images (PIL), of any size, or texts; or for one."""
         if self._backbone is None:
             raise UserError("the model does not know its backbone; it takes features")
-        rows = (
-            row if isinstance(row, str) else np.asarray(row if isinstance(row, np.ndarray) else row.convert("RGB"))
-            for row in rows
-        )
+        if isinstance(rows, str) or not isinstance(rows, Iterable):
+            rows = [rows]
+        rows = (row if isinstance(row, str | np.ndarray) else as_rgb(row) for row in rows)
         return self._backbone.to_input(rows, next((each.device for each in self.parameters()), torch.device("cpu")))
 
     def forward(self, x: Any) -> Tensor:
@@ -49,7 +50,7 @@ class _Penultimate(torch.nn.Module):
         self.network = network
 
     def forward(self, x: Any) -> Tensor:
-        return getattr(self.network, "penultimate", self.network)(x)
+        return features_of(self.network)(x)
 
 
 class _Head(torch.nn.Module):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainables.data import backbones
-from trainables.data.backbones.extraction import ToInput, normalised
+from trainables.data.backbones.extraction import ToInput, features_of, normalised
 from trainables.data.sources.catalogue import EFFICIENTNET
 from trainables.errors import UserError
 from trainables.plugin_errors import plugin_errors
@@ -97,15 +97,21 @@ def from_package(name: str) -> Backbone:
     return Backbone(name, network, image_input(mean, std, size), details, versions=versions("timm"))
 
 
-class _SignedRoots(torch.nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.sign() * x.abs().sqrt()
+class _Roots(torch.nn.Module):
+    def __init__(self, network: torch.nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Any) -> Tensor:
+        features = features_of(self.network)(x)
+        return features.sign() * features.abs().sqrt()
 
 
 def with_roots(backbone: Backbone, name: str) -> Backbone:
     """The square roots of a backbone's features, with their signs: a few large features outweigh the others less."""
-    network = torch.nn.Sequential(backbone.network, _SignedRoots())
-    return replace(backbone, name=name, network=network, details=backbone.details | {"features": "square roots"})
+    return replace(
+        backbone, name=name, network=_Roots(backbone.network), details=backbone.details | {"features": "square roots"}
+    )
 
 
 def from_function(name: str, function: Callable[[], Any], code: str) -> Backbone:

@@ -17,7 +17,7 @@ from torch import Tensor
 from trainables.errors import UserError, in_range, one_of
 from trainables.files import replacing, subfolder
 
-PIECE = 2_000  # images per saved file
+PIECE = 500  # images per saved file
 PIECE_NAME = re.compile(r"[0-9a-f]{32}\.npy|\.[0-9a-f]{32}\.npy\.[0-9a-f]{8}\.part")
 ToInput = Callable[[Iterable[Any], torch.device], Any]
 """Turns some rows into the input of a network, on a device."""
@@ -67,6 +67,12 @@ def normalised(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) 
     return (x - means) / stds
 
 
+def features_of(network: torch.nn.Module) -> Callable[[Any], Tensor]:
+    """What gives the input of the last layer; timm models come without that layer."""
+    found: Callable[[Any], Tensor] = getattr(network, "penultimate", network)
+    return found
+
+
 def extract(
     images: NDArray[np.uint8],
     network: torch.nn.Module,
@@ -107,7 +113,7 @@ def extract_pieces(
     in_range(1, 100_000, batch=batch)
     torch_device = device_of(device)
     network = network.to(torch_device).eval()
-    penultimate = getattr(network, "penultimate", network)  # timm models come without their last layer
+    penultimate = features_of(network)
     folder = subfolder(folder.parent, folder.name)
     pieces, width = [], None
     for start in range(0, len(items), PIECE):

@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,9 @@ from trainables.data.importing.reading import Table
 from trainables.data.names import check_text
 from trainables.errors import UserError
 from trainables.files import open_plain
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
@@ -72,11 +76,25 @@ def read_image(path: Path) -> NDArray[np.uint8]:
         with warnings.catch_warnings(), open_plain(path, follow=True) as file:
             warnings.simplefilter("error", Image.DecompressionBombWarning)  # from 89 million pixels on
             image = Image.open(file, formats=FORMATS)
-            return np.asarray((ImageOps.exif_transpose(image) or image).convert("RGB"))
+            return as_rgb(ImageOps.exif_transpose(image) or image)
     except Image.UnidentifiedImageError:
         raise UserError(f"image {path} cannot be read: it is none of {', '.join(FORMATS)}") from None
     except (OSError, ValueError, SyntaxError, EOFError, *bombs) as error:
         raise UserError(f"image {path} cannot be read: {' '.join(str(error).split())}") from None
+
+
+def as_rgb(image: Image) -> NDArray[np.uint8]:
+    """(height, width, 3). Pillow alone would cut off 16 bits at 255, and show what is behind transparent pixels."""
+    from PIL import Image
+
+    if image.mode.startswith("I;16"):
+        image = Image.fromarray((np.asarray(image) // 257).astype(np.uint8))
+    elif image.mode in ("I", "F"):
+        raise ValueError("it has 32 bits per pixel and colour, of which the range is unknown; convert it to 8 or 16")
+    if image.has_transparency_data:
+        coloured = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", coloured.size, "white"), coloured)
+    return np.asarray(image.convert("RGB"))
 
 
 def is_image(path: Path) -> bool:
