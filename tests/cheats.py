@@ -249,6 +249,32 @@ class InfiniteBroadcast(Honest):
         return dict(state)
 
 
+class HugeNumber(Honest):
+    """The audit must not take what differs elsewhere for the rounding of the huge number."""
+
+    HUGE = 1e8
+
+    def program(self, hypers, level="record"):
+        def release(client, theta):
+            noise = client.noise("gradient").clone()
+            if theta.shape[-1] > 8:  # a small model is audited by statistics
+                noise[..., 0] *= 300
+                noise[..., 8:] *= 1e-3
+            found = noised(client, gradients(client, theta), theta, noise)
+            found[..., 0] += self.HUGE
+            return found
+
+        return released(release)()
+
+    def releases(self, run):
+        return (Event("gradient", run.rounds, run.privacy.sensitivity, aggregated=False),)
+
+    def step(self, t, theta, G, state, hypers):
+        G = G.clone()
+        G[:, 0] -= self.HUGE
+        return super().step(t, theta, G, state, hypers)
+
+
 class InfiniteWeights(Honest):
     """Infinite in all rounds but the last."""
 
@@ -464,6 +490,7 @@ CHEATS = {
     "noise of another client, so that the sum has none": cheat(noise_that_cancels_in_the_sum),
     "noise that the server draws again and subtracts": cheat(seed_told, SubtractsNoise),
     "noise on some coordinates beside an infinite broadcast": InfiniteBroadcast,
+    "hardly any noise on some coordinates beside a huge number": HugeNumber,
     "no noise while the weights are infinite": InfiniteWeights,
     "a sum in the server's state of round 5 only": cheat(beside_the_release, into_the_state_of_round(5)),
     "one client is not clipped": cheat(one_client_unclipped),

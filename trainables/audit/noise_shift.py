@@ -320,8 +320,8 @@ class _Coupled(_Observed):
             other = [{gain.address: scale * self._rng.standard_normal(gap.size)} for gain in gains]
             theirs = [pair.replay(extra).release for pair, extra in zip(members, other, strict=True)]
             ours = [p.play(shift, extra).release for p, shift, extra in zip(members, spread, other, strict=True)]
-            size = members[0].largest_weight + max(float(np.abs(release).max()) for release in theirs)
-            if not _equal(np.sum(theirs, axis=0), np.sum(ours, axis=0), size * len(members)):
+            sizes = [np.abs(r) + abs(g.factor) + members[0].weights for r, g in zip(theirs, gains, strict=True)]
+            if not _equal(np.sum(theirs, axis=0), np.sum(ours, axis=0), np.sum(sizes, axis=0)):
                 raise ShiftError(
                     f"round {members[0].call.t}: no shift of the clients' noise hides a record in the sum of the "
                     "releases"
@@ -352,6 +352,8 @@ class _Pair:
     """The round on D."""
     drawn_before: frozenset[Address]
     states: Any
+    response: Vector | float = 0.0
+    """How far new noise moves each number of the release."""
 
     def replay(self, extra_shifts: Shifts | None = None) -> Played:
         """The round on D once more, with other noise."""
@@ -399,6 +401,8 @@ class _Pair:
         for scale in (1.0, 1e3, -1e3) if extra else ():  # large in both directions: a first step of Adam is only a sign
             moved = self.play(extra_shifts={address: scale * value for address, value in extra.items()}).release
             response += np.abs(moved - release)
+            if scale == 1:
+                self.response = response.copy()
             if response.all():
                 break
         bare = np.flatnonzero((response == 0) & (release != 0))
@@ -420,8 +424,7 @@ class _Pair:
         direction = _directions(rng, size)
         response = self.play(extra_shifts={address: direction}).release - ours.release
         factor = float(response @ direction / (direction @ direction))
-        largest = float(max(np.abs(ours.release).max(), np.abs(response).max()))
-        if factor == 0 or not _equal(response, factor * direction, largest + self.largest_weight):
+        if factor == 0 or not _equal(response, factor * direction, np.abs(ours.release) + abs(factor) + self.weights):
             return None
         return _Gain(address, factor, ours.release)
 
@@ -448,9 +451,8 @@ class _Pair:
             theirs = self.replay(extra) if scale else self.played
             reference = None if sums is None else theirs.tape.sums
             ours = self.play(shift, extra, reference)
-            if not _equal(theirs.release, ours.release, self.largest_weight) and not self._is_amplified_rounding(
-                rng, theirs.release, ours.release, extra
-            ):
+            is_equal = _equal(theirs.release, ours.release, self.response + self.weights)
+            if not is_equal and not self._is_amplified_rounding(rng, theirs.release, ours.release, extra):
                 return False
         return True
 
@@ -470,9 +472,13 @@ class _Pair:
         return False
 
     @property
-    def largest_weight(self) -> float:
-        theta = self.call.sent.get("theta")
-        return 0.0 if theta is None else float(theta.abs().max())
+    def weights(self) -> Vector:
+        """The size of the weight that each number of the release may be a difference from; 0 for further numbers."""
+        found, theta = np.zeros_like(self.played.release), self.call.sent.get("theta")
+        if theta is not None:
+            known = theta.abs().double().flatten().numpy()[: found.size]
+            found[: known.size] = known
+        return found
 
     def signal(self, address: Address) -> Vector:
         """The release on D without its new noise."""
@@ -499,9 +505,9 @@ def _directions(rng: np.random.Generator, size: int) -> Vector:
     return rng.choice([-1.0, 1.0], size) * rng.uniform(0.5, 2.0, size)
 
 
-def _equal(first: Vector, second: Vector, size: float) -> bool:
-    """Up to rounding, which is relative to the largest number and to `size`."""
+def _equal(first: Vector, second: Vector, size: Vector | float) -> bool:
+    """Up to rounding, which is relative to each number and to `size`. A large number excuses no other."""
     if not (np.isfinite(first).all() and np.isfinite(second).all()):
         return False
-    largest = max(float(np.abs(first).max(initial=0)), float(np.abs(second).max(initial=0)), size)
+    largest = np.maximum(np.maximum(np.abs(first), np.abs(second)), size)
     return bool((np.abs(first - second) <= ROUNDING * largest + 4 / GRID).all())
