@@ -326,6 +326,14 @@ def sampled_unseen(*samples):
     return SampleUnused
 
 
+class LargeBudgets(Honest):
+    """The sensitivity is right up to eps 3."""
+
+    def releases(self, run):
+        sensitivity = run.privacy.sensitivity * (0.5 if run.privacy.epsilon > 3 else 1)
+        return (Event("gradient", run.rounds, sensitivity),)
+
+
 class FilledSample(Honest):
     """All rows are put into a sample after it was drawn, beside a release that is not sampled."""
 
@@ -464,6 +472,7 @@ CHEATS = {
     "local steps credited to the sum": CreditedSteps,
     "one release declared": OneEvent,
     "half the sensitivity": HalfSensitivity,
+    "half the sensitivity at large eps": LargeBudgets,
     "half the noise": cheat(half_noise),
     "no clipping": cheat(unclipped),
     "one class is not clipped": cheat(one_class_unclipped),

@@ -23,6 +23,7 @@ ROUNDS = 13
 MANY_ROUNDS = 61
 LARGE, LARGE_STEPS = "large steps", 30.0  # times the given learning rates
 CLAIM = PrivacySettings(epsilon=2.0, clip=1.0)
+OTHER_EPSILONS = (0.5, 8.0)
 LOCAL, SUMMED = RELEASES
 REPLACED, ZEROED = ADJACENCIES
 
@@ -59,6 +60,9 @@ def cases(method: Method, base: Mapping[str, HyperValue], level: Level) -> Itera
     for (_, release), claim in claims.items():
         yield Case(LARGE, large, claim, numbers=(0, 1) if release == LOCAL else (0,))
     yield Case("many rounds", visible, claims[REPLACED, LOCAL], MANY_ROUNDS, (0,), zero=True)
+    for epsilon in OTHER_EPSILONS:  # noise may depend on it
+        claim = claims[REPLACED, LOCAL].model_copy(update={"epsilon": epsilon})
+        yield Case(f"eps {epsilon:g}", visible, claim, numbers=(0,), zero=True)
     for adjacency, release in ((REPLACED, LOCAL), (ZEROED, SUMMED)):
         claim = claims[adjacency, release]
         for name, changed, options in (
