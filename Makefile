@@ -1,7 +1,7 @@
 # On a machine with Python >= 3.11 and make; every target creates .venv and installs what it needs:
 #   make run        run the quickstart study
 #   make test       lint, type-check and test
-#   make long       the longest tests, which make test leaves out (about 7 minutes)
+#   make long       the longest tests, which make test leaves out (about 6 minutes)
 #   make check      lint and type-check only
 #   make fuzz       test all input parsers with ten thousand malformed inputs of each kind
 #   make mutants    insert small faults into the code and count those that the fast tests miss
@@ -27,11 +27,12 @@ run: .venv/.runs
 	@echo "run more with $(BIN)/fedsweep, or activate the environment: . $(BIN)/activate"
 
 # Three workers even on two cores: many tests wait for subprocesses.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 test: check
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=40 --durations-min=4
+	$(PYTEST) --durations=40 --durations-min=4
 
 long: install
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "long" --durations=20
+	$(PYTEST) -m "long" --durations=20
 
 fuzz: install
 	FEDSWEEP_FUZZ=10000 $(BIN)/python -m pytest tests/test_fuzz.py -o timeout=0

@@ -506,6 +506,6 @@ CHEATS = {
     "a sample that is drawn and not used": sampled_unseen((0.3, 0)),
     "a sample larger than accounted": sampled_unseen((1.0, 0)),
     "a sample that is filled up": FilledSample,
-    "so many samples that each record is in one": sampled_unseen(*((0.3, step) for step in range(20))),
+    "more samples than the account has, with every record in one": sampled_unseen(*((0.3, step) for step in range(20))),
     "secret participation ignored": CoinIgnored,
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from orchestrator.commands.options import (
 )
 from orchestrator.console import emit_json, number, stderr
 from orchestrator.execution.training_options import TrainingOptions
+from orchestrator.results.doubts import NOISY, least_useful_accuracy, noise_to_signal
 from trainables.choices import Release
 from trainables.errors import UserError
 
@@ -181,17 +181,16 @@ def _run(training: Training, options: TrainingOptions, save: Path | None, json: 
 
 def _doubts(problem: Problem, rounds: int, result: LaneResult) -> Iterator[str]:
     """Why the model may be of little use, as the report of a study says it."""
-    from orchestrator.report.html.diagnosis_text import NOISY
+    import numpy as np
 
     remedy = "a larger epsilon, more rows or, if only the sum is visible, --release secure-aggregation helps"
     signal, noise = (list(result.metrics.get(name, {}).values()) for name in ("signal_norm", "noise_norm"))
-    if signal and sum(signal) and (ratio := sum(noise) / (sum(signal) * math.sqrt(rounds))) > NOISY:
+    if (ratio := noise_to_signal(sum(noise), sum(signal), rounds)) > NOISY:
         yield f"noise exceeds signal, summed over all rounds ({ratio:.1f} times): {remedy}"
-    labels, accuracy = problem.data.y_train, list(result.metrics.get("accuracy", {}).values())
-    largest = max(Counter(labels.tolist()).values()) / len(labels)
-    error = math.sqrt(largest * (1 - largest) / len(problem.y_eval))
-    if accuracy and accuracy[-1] / 100 <= largest + 2 * error:
-        yield f"this is not clearly better than always answering the largest class ({largest:.1%} of the train rows)"
+    counts, accuracy = np.bincount(problem.data.y_train), list(result.metrics.get("accuracy", {}).values())
+    largest = 100 * counts.max() / counts.sum()
+    if accuracy and accuracy[-1] <= least_useful_accuracy(largest, len(problem.y_eval)):
+        yield f"this is not clearly better than always answering the largest class ({largest:.1f}% of the train rows)"
 
 
 def _by_release(epsilons: Mapping[Release, float]) -> str:

@@ -10,6 +10,7 @@ from statistics import fmean
 
 from orchestrator.report.tables.common import budget, short_name
 from orchestrator.report.tables.tuning import edges
+from orchestrator.results.doubts import NOISY, least_useful_accuracy, noise_to_signal
 from orchestrator.results.winners import CellResult, Results
 from orchestrator.study.cell_id import SettingId
 from trainables import metrics
@@ -17,8 +18,6 @@ from trainables import metrics
 MOST_NAMED = 3
 NEVER, ALWAYS = 1.0, 99.0
 """Percent of clipped rows."""
-NOISY = 1.05
-"""Noise relative to the signal that is worth a sentence."""
 INFLATED = 2.0
 """Noise with equal weights, relative to weights by size, that is worth a sentence."""
 LARGE_ERROR = 2.0
@@ -47,14 +46,15 @@ def _at_chance(results: Results) -> Iterator[str]:
             best = max((cell.curve[cell.last] for cell in cells), key=lambda score: score.mean)
             guessing = metric.of_guessing(len(shares))
             if metric.name == "accuracy":
-                largest, rows = max(shares), cells[0].facts.test_rows if cells[0].facts else 1
-                guessing, error = 100 * largest, 100 * math.sqrt(largest * (1 - largest) / max(1, rows))
+                guessing, rows = 100 * max(shares), cells[0].facts.test_rows if cells[0].facts else 1
+                least = least_useful_accuracy(guessing, rows)
                 than = f"always answering the largest class ({guessing:.1f}% of the train rows)"
             elif guessing is not None and best.seeds > 1:
-                error, than = best.std / math.sqrt(best.seeds), f"guessing ({guessing:.1f}%)"
+                least = guessing + 2 * best.std / math.sqrt(best.seeds)
+                than = f"guessing ({guessing:.1f}%)"
             else:
                 continue
-            if best.mean <= guessing + 2 * error:
+            if best.mean <= least:
                 where = f"{setting}: " if len(results.settings) > 1 else ""
                 adaptive = "" if results.study.defaults == "adaptive" else "`defaults: adaptive`, "
                 yield (
@@ -74,11 +74,10 @@ def class_shares(cell: CellResult, counts: Counts) -> list[float]:
 
 
 def _noise(results: Results) -> Iterator[str]:
-    """The noise of T rounds adds up to sqrt(T) times that of one, gradients to T times."""
     found = []
     for cell in results.cells:
         signal, noise = _measured(cell, "signal_norm"), _measured(cell, "noise_norm")
-        if signal > 0 and (ratio := noise / (signal * math.sqrt(cell.last))) > NOISY:
+        if (ratio := noise_to_signal(noise, signal, cell.last)) > NOISY:
             found.append((cell, f"{ratio:.1f} times"))
     if found:
         yield (
