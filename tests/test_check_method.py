@@ -53,7 +53,7 @@ def test_processes_end_with_the_command():
     command = subprocess.Popen(
         [sys.executable, "-c", "from orchestrator.cli import main; main()", "check-method", "dp-fedgd"],
         stdout=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     children = Path(f"/proc/{command.pid}/task/{command.pid}/children")
     found = wait_for(lambda: children.read_text().split()[1:], "processes")  # the first one tracks shared resources
