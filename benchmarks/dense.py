@@ -84,7 +84,7 @@ TABLES = {
         ELEVEN,
         6,
     ),
-    "fedsofim3-crc5": Grid("dp-fedsofim", "crc5-resnet20.npz", _SOFIM3, ELEVEN, 6),
+    "fedsofim3-crc5": Grid("dp-fedsofim", "crc5-resnet20.npz", _SOFIM3, ELEVEN, 20),
 }
 
 

@@ -60,7 +60,7 @@ def plans(axes: int) -> Iterator[Plan]:
     """What is compared on a table with this many axes: the grid's default, and every other strategy with about a tenth
     of its trials, fewer and more. The slowest come last."""
     for trials in (8, 16, 24) if axes == 1 else (16 * axes, 12 * axes, 8 * axes):
-        yield Plan("surface", "surface", trials, {"values": 1})
+        yield Plan("surface", "surface", trials, {"values": 1, "extend": False})
     yield Plan("grid", "grid", None, {})
     counts = (5, 9, 16) if axes == 1 else (8 * axes // 3, 16 * axes // 3, 64)
     for configurations in counts:

@@ -286,6 +286,29 @@ def densified(space: SearchSpace, name: str, least: int) -> Axis:
     return tuple(points[point] for point in sorted(points))
 
 
+def continued(space: SearchSpace, name: str, axis: Axis, below: int, above: int) -> Axis:
+    """Values beyond the ends of a numeric axis, by so many steps of its coarse grid, as close as those at its ends;
+    none that the method does not allow."""
+    hyper, known = hyperparameters_of(space.method)[name], [float(value) for value in axis]
+    scale = usable_scale(space.scale[name], known)
+    new: dict[float, HyperValue] = {}
+    for end, neighbour, sign, steps in ((known[0], known[1], -1, below), (known[-1], known[-2], 1, above)):
+        step = end_step(space, name, axis, sign)
+        pieces = max(1, round(step / abs(forward(scale, end) - forward(scale, neighbour))))
+        points = [forward(scale, end) + sign * step * n / pieces for n in range(1, steps * pieces + 1)]
+        values = _valid(hyper, [_significant(_backward(scale, point), 3) for point in points])
+        new.update((float(value), value) for value in values if (float(value) - end) * sign > 0)
+    return tuple(new[value] for value in sorted(new))
+
+
+def end_step(space: SearchSpace, name: str, axis: Axis, sign: int) -> float:
+    """The last step of the coarse grid below (sign -1) or above, on the axis' scale."""
+    scale = usable_scale(space.scale[name], [float(value) for value in axis])
+    values = sorted(float(value) for value in (space.coarse[name] if len(space.coarse[name]) > 1 else axis))
+    points = [forward(scale, value) for value in values]
+    return points[1] - points[0] if sign < 0 else points[-1] - points[-2]
+
+
 def on_edge(axis: Axis, value: HyperValue) -> bool:
     """Whether a value is the lowest or highest of a numeric axis with at least two values."""
     if not is_numeric(axis) or len(axis) < 2:

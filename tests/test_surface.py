@@ -128,6 +128,44 @@ def test_axes_of_every_kind():
     assert len(lattice.design(16, seed=1)) == 16
 
 
+def far_below(trial):
+    """The best learning rates lie one to two decades below the axis."""
+    rate = trial.hyperparameters["learning_rate"]
+    decades = math.log10(rate / BEST[trial.privacy.epsilon] * 2e4)
+    return "done", 60 / (1 + decades**2 / 4) + random.Random(f"{trial.seed} {rate}").gauss(0, 0.2), 1.0
+
+
+def test_an_axis_continues_beyond_its_end_while_the_best_configuration_lies_there(tmp_path):
+    for extend in (True, False):
+        of = surface_study(search={"trials": 24, "surface": {"extend": extend}})
+        ran = drive(tmp_path / str(extend), of, far_below)
+        for epsilon, best in BEST.items():
+            (confirmed,) = ran.of("DP-FedGD", "confirm", "surface", epsilon)
+            off = math.log10(confirmed.hyperparameters["learning_rate"] / (best / 2e4))
+            assert abs(off) < 0.3 if extend else confirmed.hyperparameters["learning_rate"] == 0.001
+    whole = drive(tmp_path / "whole", surface_study(), far_below, batch=1000).stages
+    drive(tmp_path / "parts", surface_study(), far_below, batch=3, stop_after=25)
+    assert drive(tmp_path / "parts", surface_study(), far_below, batch=7).stages == whole
+
+
+def test_values_beyond_the_ends_are_as_close_as_those_within_and_allowed():
+    space = search_spaces.load("dp-fedsofim")
+    base = Lattice(space)
+    wider = Lattice(space, beyond={"beta": (1, 1), "rho": (0, 1)})
+    assert wider.configurations[: len(base.configurations)] == base.configurations
+    assert (wider.points[: len(base.points)] == base.points).all()
+    betas = sorted({c["beta"] for c in wider.configurations})
+    assert betas[0] == 0.6
+    assert 0.99 < betas[-1] < 1
+    beyond = [c for c in wider.configurations if c["beta"] < 0.8 and c["rho"] > 20]
+    assert len({tuple(c.values()) for c in wider.configurations}) == len(wider.configurations)
+    assert len({c["learning_rate"] for c in beyond}) == len(base.axes["learning_rate"])
+    assert base.steps_beyond(beyond) == {"beta": (1, 0), "rho": (0, 1)}
+    assert base.steps_beyond(base.configurations) == {}
+    lowest = Lattice(space, beyond={"beta": (9, 0)})
+    assert min(c["beta"] for c in lowest.configurations) >= 0
+
+
 @pytest.mark.parametrize("method", ["dp-fedgd", "dp-fedsofim"])
 def test_values_lie_close_everywhere_between_the_grids(method):
     """Not only where the grids had the widest gaps: no step is longer than a 32nd of the range of one axis."""

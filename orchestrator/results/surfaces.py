@@ -87,7 +87,9 @@ class StudySurface:
 
     @cached_property
     def lattice(self) -> Lattice:
-        return Lattice(self.method.space(), self.study.search.surface.values)
+        space, values = self.method.space(), self.study.search.surface.values
+        tried = [configuration_of(result.row.content, space) for result in self.results]
+        return Lattice(space, values, Lattice(space, values).steps_beyond(tried))
 
     @cached_property
     def surface(self) -> Surface:

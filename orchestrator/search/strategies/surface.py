@@ -15,7 +15,7 @@ from search_spaces import Configuration
 
 if TYPE_CHECKING:
     from orchestrator.search.surface.batches import Candidates
-    from orchestrator.search.surface.lattice import Lattice
+    from orchestrator.search.surface.lattice import Beyond, Lattice
     from orchestrator.search.surface.model import Surface
 
 TRIALS_PER_AXIS = 16
@@ -30,6 +30,8 @@ class SurfaceSettings(Section):
     """Standard deviations above the expected score by which trials are chosen: more explores more."""
     values: int | None = Field(default=None, ge=1, le=1000)
     """Least number of values of a numeric axis; default: 33 for one axis, fewer for more axes."""
+    extend: bool = True
+    """Continue a numeric axis beyond its ends while the best configuration of a budget lies there."""
     seed: int = Field(default=42, ge=0, lt=2**32)
     """Seed of the first trials, which fill the space evenly."""
 
@@ -67,7 +69,8 @@ class SurfaceSearch(Strategy):
         search = _Search(budgets)
         if not _finished(history):
             return []
-        return [search.lattice.configurations[i] for i in best(search.surface, search.candidates(own), count)]
+        lattice = search.tried_lattice()
+        return [lattice.configurations[i] for i in best(search.surface, search.candidates(own, lattice), count)]
 
 
 def trials_of(task: SearchTask) -> int:
@@ -90,11 +93,32 @@ class _Search:
         assert isinstance(self.task.settings, SurfaceSettings)
         self.settings = self.task.settings
         memo: dict[str, Any] = budgets[0].memo
-        if "surface lattice" not in memo:
-            from orchestrator.search.surface.lattice import Lattice  # SciPy is slow to import
+        self._lattices: dict[tuple[Any, ...], Lattice] = memo.setdefault("surface lattices", {})
+        self.lattice = self._lattice({})
 
-            memo["surface lattice"] = Lattice(self.task.space, self.settings.values)
-        self.lattice: Lattice = memo["surface lattice"]
+    def _lattice(self, beyond: Beyond) -> Lattice:
+        from orchestrator.search.surface.lattice import Lattice  # SciPy is slow to import
+
+        key = tuple(sorted(beyond.items()))
+        if key not in self._lattices:
+            self._lattices[key] = Lattice(self.task.space, self.settings.values, beyond)
+        return self._lattices[key]
+
+    def tried_lattice(self) -> Lattice:
+        """With axes that continue as far as trials have been."""
+        tried = [each.configuration(c) for each in self.budgets for c in each.candidates("surface")]
+        return self._lattice(self.lattice.steps_beyond(tried))
+
+    def _next_lattice(self) -> Lattice:
+        """And by another step where the best configuration of a budget lies at the end of an axis."""
+        from orchestrator.search.surface.batches import best
+
+        tried = self.tried_lattice()
+        if not self.settings.extend:
+            return tried
+        numbers = [number for number, each in enumerate(self.budgets) if _finished(each)]
+        leading = [best(self.surface, self.candidates(number, tried), 1)[0] for number in numbers]
+        return self._lattice(tried.with_next_steps([tried.configurations[i] for i in leading]))
 
     def batch(self) -> list[Proposal | None]:
         """The next proposal for every budget; None for all when the search is over."""
@@ -119,12 +143,13 @@ class _Search:
     def _chosen(self, count: int) -> list[Proposal | None]:
         from orchestrator.search.surface.batches import next_batch
 
-        candidates = [self.candidates(number) for number in range(len(self.budgets))]
+        lattice = self._next_lattice()
+        candidates = [self.candidates(number, lattice) for number in range(len(self.budgets))]
         if not any(own.available.any() for own in candidates):
             return [None] * len(self.budgets)
         batch = next_batch(self.surface, candidates, count, self.settings.optimism)
         return [
-            self._proposal(number, [self.lattice.configurations[i] for owner, i in batch if owner == number])
+            self._proposal(number, [lattice.configurations[i] for owner, i in batch if owner == number])
             for number in range(len(self.budgets))
         ]
 
@@ -152,19 +177,19 @@ class _Search:
             own.append(history.trial_seeds[candidate.key])
         return used
 
-    def candidates(self, number: int) -> Candidates:
+    def candidates(self, number: int, lattice: Lattice) -> Candidates:
         import numpy as np
 
         from orchestrator.search.surface.batches import Candidates
         from orchestrator.search.surface.model import log_noise
 
-        task, configurations = self.budgets[number].task, self.lattice.configurations
+        task, configurations = self.budgets[number].task, lattice.configurations
         rounds = [int(configuration.get("rounds", task.rounds.fine)) for configuration in configurations]
         by_rounds = {count: log_noise(task.noise(count)) for count in dict.fromkeys(rounds)}
         exhausted = {key for key, seeds in self._used_seeds(number).items() if len(set(seeds)) >= len(task.seeds)}
         available = [self._identity(configuration) not in exhausted for configuration in configurations]
         noise = np.array([by_rounds[count] for count in rounds])
-        return Candidates(number, self.lattice.points, noise, np.array(available))
+        return Candidates(number, lattice.points, noise, np.array(available))
 
     @property
     def surface(self) -> Surface:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -21,14 +21,19 @@ MOST_VALUES, FEWEST_VALUES = 33, 5
 """Approximate limits for the values of a numeric axis, if the study sets none."""
 
 
+Beyond = Mapping[str, tuple[int, int]]
+"""Steps of the coarse grid below and above the ends of axes, by name."""
+
+
 class Lattice:
     """All combinations of the axes' values, with more values where the grids leave gaps.
 
     A lattice instead of continuous ranges: configurations have round values, neighbours differ enough to compare them
     in a contest, and trials are shared with a grid search of the same space."""
 
-    def __init__(self, space: SearchSpace, values: int | None = None) -> None:
-        """`values`: least number of values of a numeric axis; default: by the number of axes."""
+    def __init__(self, space: SearchSpace, values: int | None = None, beyond: Beyond | None = None) -> None:
+        """`values`: least number of values of a numeric axis; default: by the number of axes. `beyond`: by how many
+        steps axes continue below and above their ends."""
         numeric = sum(search_spaces.is_numeric(axis) and len(axis) > 1 for axis in space.coarse.values())
         least = values or max(FEWEST_VALUES, min(MOST_VALUES, int(LARGEST ** (1 / max(1, numeric)))))
         self.space = space
@@ -37,6 +42,10 @@ class Lattice:
             least -= 1
             self.axes = {name: search_spaces.densified(space, name, least) for name in space.coarse}
         self._scales = [_AxisScale(space, name, axis) for name, axis in self.axes.items()]
+        self.beyond = beyond or {}
+        self._new = {
+            name: search_spaces.continued(space, name, self.axes[name], *steps) for name, steps in self.beyond.items()
+        }
 
     @property
     def _size(self) -> int:
@@ -44,12 +53,18 @@ class Lattice:
 
     @cached_property
     def configurations(self) -> list[Configuration]:
-        """In a fixed order; a sample if the lattice is large."""
-        if self._size <= 2 * LARGEST:
-            return self.space.grid(self.axes)
-        values = [tuple(axis) for axis in self.axes.values()]
-        picks = self.spread(LARGEST, seed=0)
-        rows = ({name: v[i] for name, v, i in zip(self.axes, values, row, strict=True)} for row in picks)
+        """In a fixed order; a sample if the lattice is large. Those with values beyond the ends come last."""
+        found, axes = self._combined(self.axes), dict(self.axes)
+        for name, new in self._new.items():
+            found += self._combined({**axes, name: new}) if new else []
+            axes[name] = (*axes[name], *new)
+        return found
+
+    def _combined(self, axes: Mapping[str, Axis]) -> list[Configuration]:
+        if math.prod(map(len, axes.values())) <= 2 * LARGEST:
+            return self.space.grid(axes)
+        picks = _spread(list(map(len, axes.values())), LARGEST, seed=0)
+        rows = ({name: axes[name][i] for name, i in zip(axes, row, strict=True)} for row in picks)
         return search_spaces.unique({**self.space.fixed, **row} for row in rows)
 
     @cached_property
@@ -57,20 +72,40 @@ class Lattice:
         """The coordinates of all configurations."""
         return self.coordinates(self.configurations)
 
-    def spread(self, count: int, seed: int) -> list[tuple[int, ...]]:
-        """Points that fill the space evenly: indices of values by axis."""
-        sequence = qmc.Sobol(len(self.axes), seed=seed)
-        units = sequence.random_base2(max(0, math.ceil(math.log2(count))))[:count]
-        sizes = [len(axis) for axis in self.axes.values()]
-        return [tuple(min(int(u * n), n - 1) for u, n in zip(row, sizes, strict=True)) for row in units]
-
     def design(self, count: int, seed: int) -> list[Configuration]:
         """Configurations that fill the space evenly, to start from."""
         names = list(self.axes)
         return [
             {**self.space.fixed, **{name: self.axes[name][i] for name, i in zip(names, row, strict=True)}}
-            for row in self.spread(count, seed)
+            for row in _spread(list(map(len, self.axes.values())), count, seed)
         ]
+
+    def steps_beyond(self, configurations: Sequence[Configuration]) -> Beyond:
+        """How far these configurations lie beyond the ends of the axes."""
+        found = {}
+        for (name, axis), scale in zip(self.axes.items(), self._scales, strict=True):
+            if not scale.numeric or len(axis) < 2:
+                continue
+            values = [float(configuration[name]) for configuration in configurations]
+            lengths = [search_spaces.end_step(self.space, name, axis, sign) for sign in (-1, 1)]
+            steps = [math.ceil(far / step - 0.01) for far, step in zip(scale.beyond(values), lengths, strict=True)]
+            if any(steps):
+                found[name] = (steps[0], steps[1])
+        return found
+
+    def with_next_steps(self, best: Sequence[Configuration]) -> Beyond:
+        """A step more wherever one of these configurations has the last value of an axis."""
+        found = dict(self.beyond)
+        for name, axis in self.axes.items():
+            every = (*axis, *self._new.get(name, ()))
+            if search_spaces.is_numeric(axis) and len(axis) > 1:
+                low, high = min(map(float, every)), max(map(float, every))
+                at = {float(configuration[name]) for configuration in best}
+                below, above = found.get(name, (0, 0))
+                steps = (below + (low in at), above + (high in at))
+                if any(steps):
+                    found[name] = steps
+        return found
 
     def coordinates(self, configurations: Sequence[Configuration]) -> Array:
         """Numeric axes from 0 to 1 on their scale; a column for every value of the others."""
@@ -84,6 +119,12 @@ class Lattice:
     def is_numeric(self) -> list[bool]:
         """By column of the coordinates."""
         return list(itertools.chain.from_iterable([scale.numeric] * scale.width for scale in self._scales))
+
+
+def _spread(sizes: Sequence[int], count: int, seed: int) -> list[tuple[int, ...]]:
+    """Points that fill the space evenly: indices of values by axis."""
+    units = qmc.Sobol(len(sizes), seed=seed).random_base2(max(0, math.ceil(math.log2(count))))[:count]
+    return [tuple(min(int(u * n), n - 1) for u, n in zip(row, sizes, strict=True)) for row in units]
 
 
 class _AxisScale:
@@ -104,3 +145,9 @@ class _AxisScale:
             return np.array([[float(value == own) for own in self.values] for value in values]) / math.sqrt(2)
         points = [search_spaces.forward(self._scale, float(value)) for value in values]  # type: ignore[arg-type]
         return np.array([[(point - self._low) / self._length] for point in points])
+
+    def beyond(self, values: Sequence[float]) -> tuple[float, float]:
+        """How far values lie below and above the axis, on its scale."""
+        points = [search_spaces.forward(self._scale, value) for value in values]
+        high = self._low + self._length
+        return max(0.0, self._low - min(points, default=high)), max(0.0, max(points, default=self._low) - high)
