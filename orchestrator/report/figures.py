@@ -6,6 +6,7 @@ The same ledger gives the same files, byte for byte: nothing in them depends on 
 from __future__ import annotations
 
 import contextlib
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -50,6 +51,7 @@ STYLE: dict[str, Any] = {
 METADATA: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
 LEGEND_ENTRY = (0.75, 0.2)  # inches of an entry without its label: line with padding, height
 LEGEND_ABOVE = 5  # lines; a taller legend is placed to the right of the panels
+LEGEND_BESIDE = 5.5  # inches; a taller legend there gets another column
 LABEL_LETTERS = 36  # letters per line of a label
 TITLE_INCHES = 0.078  # width of a letter of a panel title
 LOG_FROM = 10.0  # use a logarithmic axis if the methods' numbers of rounds differ by this factor
@@ -204,7 +206,7 @@ def _figure(results: Results, drawing: Drawing) -> Figure:
     width = max(PANEL[0] * columns, 3.4)
     with pyplot.rc_context(STYLE):
         legend = _legend(series, width, PANEL[1] * rows)
-        size = (width + legend.beside, PANEL[1] * rows + legend.above + 0.35)
+        size = (width + legend.beside, max(PANEL[1] * rows, legend.height) + legend.above + 0.35)
         figure, grid = pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained", sharey="row")
         handles: dict[str, Any] = {}
         for axes, panel in zip(grid.flat, panels, strict=False):
@@ -227,12 +229,13 @@ def _figure(results: Results, drawing: Drawing) -> Figure:
 
 @dataclass(frozen=True)
 class _Legend:
-    """Its position, and the inches it adds to the figure."""
+    """Its position, and the inches that it adds to the figure or needs beside the panels."""
 
     place: str
     columns: int
     above: float = 0.0
     beside: float = 0.0
+    height: float = 0.0
 
 
 def _legend(series: Sequence[Series], width: float, height: float) -> _Legend:
@@ -241,12 +244,13 @@ def _legend(series: Sequence[Series], width: float, height: float) -> _Legend:
 
     longest = max(TextPath((0, 0), one.label, size=STYLE["legend.fontsize"]).get_extents().width for one in series)
     entry = LEGEND_ENTRY[0] + longest / 72
-    lines = max(one.label.count("\n") + 1 for one in series)  # of the tallest entry
+    lines = [one.label.count("\n") + 1 for one in series]
     columns = max(1, min(len(series), int(width / entry)))
-    if (rows := lines * -(-len(series) // columns)) <= LEGEND_ABOVE:
+    if (rows := max(lines) * -(-len(series) // columns)) <= LEGEND_ABOVE:
         return _Legend("outside upper center", columns, above=LEGEND_ENTRY[1] * rows)
-    columns = -(-len(series) * lines // int(height / LEGEND_ENTRY[1]))
-    return _Legend("outside right upper", columns, beside=entry * columns)
+    columns = math.ceil(sum(lines) * LEGEND_ENTRY[1] / max(height, LEGEND_BESIDE))
+    rows = math.ceil(sum(lines) / columns) + columns - 1  # entries of several lines do not divide evenly
+    return _Legend("outside right upper", columns, beside=entry * columns, height=LEGEND_ENTRY[1] * rows)
 
 
 def _plain_ticks(axes: Axes) -> None:
