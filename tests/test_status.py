@@ -9,7 +9,7 @@ from simulated_search import study as search_study
 from orchestrator.results import ledger as ledgers
 from orchestrator.results import status
 from orchestrator.results.ledger import Ledger, Stall
-from orchestrator.results.searches import record_winners
+from orchestrator.results.winners import Results, record_winners
 
 FEDGD = [({"learning_rate": rate}, score) for rate, score in ((0.01, 40.0), (0.1, 60.0), (1.0, 50.0))]
 
@@ -133,7 +133,7 @@ def test_status_reads_counts_and_winners_only(tmp_path):
         folder = tmp_path / str(configurations)
         large.write(folder, one_budget(), configurations)
         with Ledger.write(folder) as ledger:
-            record_winners(ledger, one_budget())
+            record_winners(ledger, Results.read(ledger))
             taken: list[int] = []
             ledger._db.set_progress_handler(lambda taken=taken: taken.append(1), 1)
             found = status.of(ledger, "here", None)

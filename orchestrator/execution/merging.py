@@ -13,8 +13,7 @@ from orchestrator.report.tables import write_tables
 from orchestrator.report.tables.render import write_text
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.locations import results_location
-from orchestrator.results.searches import as_stored
-from orchestrator.results.winners import Results
+from orchestrator.results.winners import record_winners
 from orchestrator.study.extension import check_extension
 from orchestrator.study.study import Study
 from trainables.errors import UserError
@@ -36,16 +35,8 @@ def merge(parts: Sequence[Path | str], results: Path | str) -> list[str]:
         assert study is not None
         write_text(location.folder / "study.yaml", printable(shown_yaml(study[1])))
         written, found = write_tables(ledger, location.folder)
-        _record_winners(ledger, found)
+        record_winners(ledger, found)
         return [location.address_of(path) for path in written]
-
-
-def _record_winners(ledger: Ledger, results: Results) -> None:
-    """Winners are only known once the rows of all parts are here."""
-    with ledger.transaction():
-        for cell in results.cells:
-            if cell.stages and not cell.variant.strategy.publishes_only_winner:
-                ledger.set_winner(cell.cell_id, cell.variant.name, as_stored(cell.search.choice))
 
 
 def _copy(part: Ledger, into: Ledger, name: str) -> None:

@@ -25,7 +25,7 @@ from orchestrator.report.tables import best, write_tables
 from orchestrator.report.tables.render import write_text
 from orchestrator.results.ledger import Ledger, SettingFacts, TestClients
 from orchestrator.results.locations import LEDGER, ResultsLocation, results_location
-from orchestrator.results.searches import record_winners
+from orchestrator.results.winners import record_winners
 from orchestrator.study.advice import advice
 from orchestrator.study.cell_id import SettingId
 from orchestrator.study.cells import PreparedStudy
@@ -112,8 +112,8 @@ def run(
                 location.stop_requested()  # discard stale stop requests
                 chosen.run(SweepRun(sweep, resources, location, view, deadline))
             failed = sum(1 for key in sweep.known if sweep.outcomes.get(key, ("",))[0] == "failed")
-            record_winners(ledger, study)
             written, found = write_tables(ledger, folder)
+            record_winners(ledger, found)
             tables = [location.address_of(path) for path in written]
             page = (folder / "tables" / "README.md").read_text(encoding="utf-8")
             doubts = diagnoses(found) if sweep.finished else []

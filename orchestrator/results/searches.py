@@ -197,13 +197,6 @@ def search_records(ledger: Ledger, study: Study, *, verified: bool = False) -> I
                     )
 
 
-def record_winners(ledger: Ledger, study: Study) -> None:
-    """Let the ledger hold the winner of every search, so that `status` and `best` need not compute them."""
-    for record in search_records(ledger, study):
-        if record.known_winner is None and record.counts and not record.variant.strategy.publishes_only_winner:
-            ledger.set_winner(record.cell_id, record.variant.name, as_stored(record.winner))
-
-
 def as_stored(choice: Choice | None) -> list[Any]:
     """For `Ledger.set_winner`."""
     if choice is None:

@@ -15,7 +15,7 @@ from orchestrator.results.clients import ClientAccuracy, ClientRows, by_client, 
 from orchestrator.results.counts import OPENED
 from orchestrator.results.ledger import Digest, Ledger, Row, SettingFacts
 from orchestrator.results.records import records_of
-from orchestrator.results.searches import SearchedCell, SearchRecord, configuration_of, search_records
+from orchestrator.results.searches import SearchedCell, SearchRecord, as_stored, configuration_of, search_records
 from orchestrator.results.trial_columns import TrialColumns
 from orchestrator.search.candidates import Outcome
 from orchestrator.search.objective import Objective
@@ -244,6 +244,16 @@ def _surfaces(ledger: Ledger, study: Study, earlier: Sequence[StudySurface]) -> 
     from orchestrator.results.surfaces import study_surfaces  # imports SciPy, which is slow
 
     return tuple(next((old for old in earlier if old == new), new) for new in study_surfaces(ledger, study))
+
+
+def record_winners(ledger: Ledger, results: Results) -> None:
+    """Let the ledger hold the winner of every search, so that `status` and `best` need not compute them."""
+    known = ledger.winners()
+    with ledger.transaction():
+        for cell in results.cells:
+            place = cell.cell_id, cell.variant.name
+            if cell.stages and place not in known and not cell.variant.strategy.publishes_only_winner:
+                ledger.set_winner(*place, as_stored(cell.search.choice))
 
 
 class TrialCollector(Protocol):
