@@ -346,7 +346,7 @@ def test_an_unfinished_study_says_so(tmp_path):
     (missing,) = re.findall(r"The study is unfinished: about (\d+) trials are missing", findings_text.caveats(found)[0])
     known = status.read(tmp_path)
     assert known["trials_expected"] is None, "one of the two cells has not begun"
-    assert int(missing) == sum(cell.missing for cell in found.cells) > 3
+    assert int(missing) == sum(cell.search.missing for cell in found.cells) > 3
     assert findings_text.summary(found)[0]["sentences"][0]["text"] == (
         "At ε = 1 no method has finished all confirm seeds yet."
     )

@@ -361,7 +361,7 @@ def test_nothing_is_missing_if_every_search_trial_diverged(tmp_path):
     with writing(tmp_path, study(epsilons=[1], methods=["dp-fedgd"])) as writer:
         writer.search("dp-fedgd", 1, {"coarse": [({"learning_rate": 0.1}, "diverged")]})
     (cell,) = results_of(tmp_path).cells
-    assert (cell.missing, cell.more_to_come) == (0, False)
+    assert (cell.search.missing, cell.search.more_to_come) == (0, False)
 
 
 def test_cells_that_the_study_does_not_have_are_left_out(tmp_path):
@@ -601,7 +601,7 @@ def test_the_winner_of_a_private_search_counts_as_one_run(private, tmp_path):
     search = cell.search
     assert (search.trials, search.trial_rounds, search.found_in) == (0, 0, ())
     assert not search.states
-    assert (cell.missing, cell.more_to_come) == (0, False)
+    assert (cell.search.missing, cell.search.more_to_come) == (0, False)
 
 
 def test_best_says_how_to_train_a_winner_again(tmp_path):

@@ -105,7 +105,7 @@ def cells(results: Results) -> pd.DataFrame:
                 **names(cell),
                 "cell": cell.name,
                 "trials": cell.search.trials,
-                "missing": cell.missing,
+                "missing": cell.search.missing,
                 f"validation_{cell.objective.metric}": cell.search.choice.score if cell.search.choice else math.nan,
                 f"test_{cell.objective.metric}": final.mean if final else math.nan,
                 "std": final.std if final else math.nan,

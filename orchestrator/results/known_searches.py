@@ -10,40 +10,32 @@ from dataclasses import fields
 from typing import Any
 
 from orchestrator.results.searches import as_stored, choice_from
-from orchestrator.results.winners import KnownSearch, SearchResult
+from orchestrator.results.winners import SearchResult
 
 
-def as_plain(known: KnownSearch) -> dict[str, Any]:
-    search = known.search
+def as_plain(search: SearchResult) -> dict[str, Any]:
     return {
         **{field.name: getattr(search, field.name) for field in fields(search)},
         "choice": as_stored(search.choice),
         "seconds": base64.b64encode(array("d", search.seconds)).decode(),
-        "digest": known.digest,
-        "missing": known.missing,
-        "more_to_come": known.more_to_come,
     }
 
 
-def from_plain(plain: dict[str, Any]) -> KnownSearch:
+def from_plain(plain: dict[str, Any]) -> SearchResult:
     """Raises an error if it is damaged."""
-    return KnownSearch(
-        plain["digest"],
-        SearchResult(
-            choice=choice_from(plain["choice"]),
-            chosen=plain["chosen"],
-            by_one_seed=plain["by_one_seed"],
-            found_in=tuple(plain["found_in"]),
-            configurations=plain["configurations"],
-            trials=plain["trials"],
-            trial_rounds=plain["trial_rounds"],
-            states=Counter(plain["states"]),
-            axes={
-                stage: {name: tuple(values) for name, values in axes.items()} for stage, axes in plain["axes"].items()
-            },
-            seconds=tuple(array("d", base64.b64decode(plain["seconds"]))),
-            worst_epsilon=plain["worst_epsilon"],
-        ),
-        plain["missing"],
-        plain["more_to_come"],
+    return SearchResult(
+        choice=choice_from(plain["choice"]),
+        chosen=plain["chosen"],
+        by_one_seed=plain["by_one_seed"],
+        found_in=tuple(plain["found_in"]),
+        configurations=plain["configurations"],
+        trials=plain["trials"],
+        trial_rounds=plain["trial_rounds"],
+        states=Counter(plain["states"]),
+        axes={stage: {name: tuple(values) for name, values in axes.items()} for stage, axes in plain["axes"].items()},
+        seconds=tuple(array("d", base64.b64decode(plain["seconds"]))),
+        missing=plain["missing"],
+        more_to_come=plain["more_to_come"],
+        digest=plain["digest"],
+        worst_epsilon=plain["worst_epsilon"],
     )

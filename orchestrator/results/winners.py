@@ -73,6 +73,12 @@ class SearchResult:
     """The values tried of every hyperparameter, by stage."""
     seconds: tuple[float, ...]
     """Seconds per round of every trial."""
+    missing: int
+    """Trials that have not ended, with those that later stages are expected to add; confirm runs included."""
+    more_to_come: bool
+    """Whether stages that are not open yet contribute to the missing trials, so that their number may change."""
+    digest: str = ""
+    """Of its trials, if they were verified: it changes whenever anything here may have changed."""
     worst_epsilon: float | None = None
     """The largest eps of the runs of a private search that has begun, claimed or actual."""
 
@@ -84,16 +90,6 @@ class SearchResult:
             name: tuple(dict.fromkeys(value for axes in self.axes.values() for value in axes.get(name, ())))
             for name in names
         }
-
-
-@dataclass(frozen=True)
-class KnownSearch:
-    """What is known of a search as long as its trials have this digest."""
-
-    digest: str
-    search: SearchResult
-    missing: int
-    more_to_come: bool
 
 
 def actual_epsilon(row: Row) -> float:
@@ -109,14 +105,8 @@ class CellResult(SearchedCell):
     search: SearchResult
     confirm: dict[int, Row]
     """Ended confirm trials by seed, in the study's order."""
-    missing: int
-    """Trials that have not ended, with those that later stages are expected to add."""
-    more_to_come: bool
-    """Whether stages that are not open yet contribute to the missing trials, so that their number may change."""
     progress: Hashable
     """Changes whenever anything here may have changed."""
-    digest: str = ""
-    """Of its trials, if they were verified."""
 
     @property
     def seeds(self) -> list[int]:
@@ -267,7 +257,7 @@ class TrialCollector(Protocol):
     def end(self, cell: CellResult) -> None:
         """All trials of a search have been added; none if its result is the recalled one."""
 
-    def recall(self, name: str) -> KnownSearch | None:
+    def recall(self, name: str) -> SearchResult | None:
         """The result of a search as it was known before."""
 
 
@@ -337,27 +327,16 @@ class _Reader:
         known = self.known.get(record.name)
         if known and known.progress == progress and not strategy.publishes_only_winner:
             return known
-        digest = ""
         if strategy.publishes_only_winner:
             search = self._private_search(record)
             shown = {stage: keys for stage, keys in record.stages.items() if stage not in strategy.stages}
-            missing, more = (0, False) if record.finished else (1, "confirm" not in shown)
             outcomes = record.history.outcomes
             self.shown |= {key: outcomes[key][0] for keys in shown.values() for key in keys if key in outcomes}
         else:
-            found = self._recalled(record) or self._search(record)
-            digest, search, missing, more = found.digest, found.search, found.missing, found.more_to_come
+            search = self._recalled(record) or self._search(record)
             shown = record.stages
         facts = {f.name: getattr(record, f.name) for f in fields(SearchedCell)} | {"stages": shown}
-        cell = CellResult(
-            **facts,
-            search=search,
-            confirm=confirm_runs(record),
-            missing=missing,
-            more_to_come=more,
-            progress=progress,
-            digest=digest,
-        )
+        cell = CellResult(**facts, search=search, confirm=confirm_runs(record), progress=progress)
         if self.collector is not None:
             self.collector.end(cell)
         return cell
@@ -367,7 +346,7 @@ class _Reader:
         counts = {stage: sorted(counts.items()) for stage, counts in record.counts.items()}
         return Digest(repr((record.facts, counts)).encode()) if self.verified else None
 
-    def _recalled(self, record: SearchRecord) -> KnownSearch | None:
+    def _recalled(self, record: SearchRecord) -> SearchResult | None:
         """The known result, if the trials are still those that it was computed from. Their rows are verified."""
         known = self.collector.recall(record.name) if self.collector is not None else None
         digest = self._digest(record)
@@ -403,7 +382,7 @@ class _Reader:
                 raise sqlite3.DataError(f"the counts of stage {stage} of {record.name} are not those of its trials")
         return found
 
-    def _search(self, record: SearchRecord) -> KnownSearch:
+    def _search(self, record: SearchRecord) -> SearchResult:
         digest = self._digest(record)
         trials = self._read_trials(record, digest)
         history = record.with_trials(trials.stages, trials.outcomes).history
@@ -413,7 +392,7 @@ class _Reader:
         choice, of_one_seed = record.winner, winner_of_first_seed(record.variant, history)
         winner = configurations[choice.key] if choice else None
         adding = [stage for stage in searched if record.variant.strategy.adds_configurations(stage)]
-        search = SearchResult(
+        return SearchResult(
             choice=choice,
             chosen=winner,
             by_one_seed=configurations[of_one_seed.key] if of_one_seed else None,
@@ -433,9 +412,10 @@ class _Reader:
                 for stage, candidates in searched.items()
             },
             seconds=tuple(trials.seconds),
+            missing=record.waiting + sum(record.to_come.values()),
+            more_to_come=record.stages_to_open,
+            digest=digest.hexdigest() if digest else "",
         )
-        missing = record.waiting + sum(record.to_come.values())
-        return KnownSearch(digest.hexdigest() if digest else "", search, missing, record.stages_to_open)
 
     def _private_search(self, record: SearchRecord) -> SearchResult:
         """Only the winner, once all runs have ended, and the grid that it was drawn from: the number of runs is
@@ -457,6 +437,8 @@ class _Reader:
             states=Counter({"done": 1} if chosen else {}),
             axes=dict.fromkeys(stages, _axes(grid)),
             seconds=(),
+            missing=0 if record.finished else 1,
+            more_to_come=not record.finished and "confirm" not in record.stages,
             worst_epsilon=self._worst_epsilon(record),
         )
 

@@ -26,7 +26,7 @@ from orchestrator.results import status
 from orchestrator.results.ledger import Ledger, Row, Session
 from orchestrator.results.searches import SearchedCell
 from orchestrator.results.trial_columns import TrialColumns
-from orchestrator.results.winners import CellResult, KnownSearch, Results, actual_epsilon
+from orchestrator.results.winners import CellResult, Results, SearchResult, actual_epsilon
 from orchestrator.search.objective import objective_of
 from orchestrator.study.study import Study
 from trainables import metrics
@@ -89,7 +89,7 @@ class Memory:
         elif stage == "contest":
             self._contest.add(stage, trials, cell.objective)
 
-    def recall(self, name: str) -> KnownSearch | None:
+    def recall(self, name: str) -> SearchResult | None:
         return None
 
     def end(self, cell: CellResult) -> None:
@@ -215,7 +215,7 @@ class _Cell:
             "method": cell.method.shown,
             "epsilon": cell.epsilon,
             "strategy": cell.variant.name,
-            "missing": cell.missing,
+            "missing": cell.search.missing,
             "complete": cell.complete(cell.last),
             "final": final._asdict() if final else None,
             "keeps_its_claim": cell.keeps_its_claim,

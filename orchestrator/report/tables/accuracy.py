@@ -218,7 +218,7 @@ def _seed_notes(results: Results, cells: Sequence[CellResult]) -> list[str]:
             lost += [f"seed {seed} is not finished" for seed in cell.seeds if seed not in cell.confirm]
         if lost:
             short.append(f"{short_name(cell, results)}: {', '.join(lost)}")
-        if cell.search.choice is None and cell.search.states and not cell.missing:
+        if cell.search.choice is None and cell.search.states and not cell.search.missing:
             without.append(short_name(cell, results))
     notes = [f"† Mean over fewer seeds, never bold ({'; '.join(short)})."] if short else []
     if without:

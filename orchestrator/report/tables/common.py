@@ -135,8 +135,8 @@ def unfinished(cells: Iterable[CellResult]) -> list[str]:
 
 def missing_text(cells: Sequence[CellResult]) -> str:
     """How many trials are still to run; empty if none."""
-    if not (count := sum(cell.missing for cell in cells)):
+    if not (count := sum(cell.search.missing for cell in cells)):
         return ""
-    if not any(cell.more_to_come for cell in cells):
+    if not any(cell.search.more_to_come for cell in cells):
         return str(count)
     return f"{'at least' if cells[0].study.private else 'about'} {count}"  # the trials of a private search are secret

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.results.known_searches import as_plain, from_plain
-from orchestrator.results.winners import CellResult, KnownSearch
+from orchestrator.results.winners import SearchResult
 from orchestrator.study.study import Study
 from trainables import files, plugins
 from trainables.errors import UserError
@@ -30,7 +30,7 @@ PACKAGES = ("orchestrator", "search_spaces", "trainables")
 class KnownCell:
     """A cell as it was at the last call."""
 
-    search: KnownSearch
+    search: SearchResult
     offset: int
     """Of its lines in trials.csv."""
     length: int
@@ -83,10 +83,6 @@ class TableMemory:
             self.path.unlink(missing_ok=True)
         except OSError:
             return
-
-
-def known_search(cell: CellResult) -> KnownSearch:
-    return KnownSearch(cell.digest, cell.search, cell.missing, cell.more_to_come)
 
 
 def _cell(plain: dict[str, Any]) -> KnownCell:

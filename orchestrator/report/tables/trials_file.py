@@ -17,13 +17,13 @@ from itertools import repeat
 from pathlib import Path
 from typing import IO, Any
 
-from orchestrator.report.tables.memory import LEAST_TRIALS, KnownCell, TableMemory, known_search
+from orchestrator.report.tables.memory import LEAST_TRIALS, KnownCell, TableMemory
 from orchestrator.report.tables.render import _csv_cell, frame_to_csv, write_text
 from orchestrator.results import frames
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.searches import SearchedCell
 from orchestrator.results.trial_columns import TrialColumns
-from orchestrator.results.winners import CellResult, KnownSearch, Results
+from orchestrator.results.winners import CellResult, Results, SearchResult
 from orchestrator.search.variant import SECRET
 from orchestrator.study.study import Study
 from trainables.files import open_plain, replacing
@@ -82,7 +82,7 @@ class TrialsFile:
         if self._folder is not None and not study.private:
             self._memory = TableMemory.load(self._folder, study)
 
-    def recall(self, name: str) -> KnownSearch | None:
+    def recall(self, name: str) -> SearchResult | None:
         known = self._memory.cells.get(name) if self._memory is not None else None
         return None if known is None else known.search
 
@@ -102,7 +102,7 @@ class TrialsFile:
             self.add(cell, "confirm", TrialColumns.of(cell.confirm.values()))
         part = _Part(cell, self._own_kinds, self._pieces)
         known = self._memory.cells.get(cell.name) if self._memory is not None and not self._pieces else None
-        if known is not None and known.search.digest == cell.digest:
+        if known is not None and known.search.digest == cell.search.digest:
             part.kinds = {name: {KINDS[kind] for kind in kinds} for name, kinds in known.kinds.items()}
             part.known = known
             self._add_columns(part.kinds)
@@ -128,9 +128,9 @@ class TrialsFile:
                         file.write(lines)
                         sha256.update(lines)
                     kinds = {name: sorted(kind.__name__ for kind in kinds) for name, kinds in part.kinds.items()}
-                    if part.cell.digest and KINDS.keys() >= {kind for names in kinds.values() for kind in names}:
+                    if part.cell.search.digest and KINDS.keys() >= {kind for names in kinds.values() for kind in names}:
                         length = file.tell() - offset
-                        known = KnownCell(known_search(part.cell), offset, length, sha256.hexdigest(), kinds)
+                        known = KnownCell(part.cell.search, offset, length, sha256.hexdigest(), kinds)
                         cells[part.cell.name] = known
         if memory is not None and results.states.total() >= LEAST_TRIALS:
             memory.columns, memory.cells = self._columns, cells
