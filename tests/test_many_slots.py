@@ -13,7 +13,7 @@ from simulated_search import GD, drive, near, study
 
 from benchmarks import slots
 from orchestrator.execution import scheduler as scheduler_module
-from orchestrator.execution.cell_search import CellSearch, NextStage
+from orchestrator.execution.cell_search import CellSearch
 from orchestrator.execution.progress import progress_table
 from orchestrator.results import counts
 from orchestrator.results.ledger import Ledger
@@ -237,7 +237,7 @@ def test_searches_that_wait_for_their_neighbours_are_not_asked_for_every_pack(tm
     asked: Counter[str] = Counter()
     next_stage = CellSearch.next_stage
 
-    def asking(self: CellSearch) -> NextStage:
+    def asking(self: CellSearch):
         asked[self.name] += 1
         return next_stage(self)
 

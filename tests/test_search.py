@@ -1105,7 +1105,7 @@ def test_rungs_rank_by_the_mean_over_seeds_and_diverged_candidates_come_last(tmp
 
 def first_rung(of) -> list[TrialSpec]:
     (only_cell,) = PreparedStudy.prepare(of).cells
-    return CellSearch(only_cell, of.variants[0], {}, 10).next_stage().trials
+    return CellSearch(only_cell, of.variants[0], {}, 10).next_stage()[1]
 
 
 @pytest.mark.parametrize("given", [{"fixed": {"rounds": 90}}, {"rounds": 90}])

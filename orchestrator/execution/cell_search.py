@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from orchestrator.search.candidates import Outcomes
 from orchestrator.search.expected_trials import trials_to_come
@@ -24,16 +23,6 @@ from orchestrator.study.cells import Cell
 from search_spaces import Configuration
 from trainables.errors import UserError
 from trainables.federation.trial_spec import TrialSpec
-
-
-class NextStage(NamedTuple):
-    stage: str
-    trials: list[TrialSpec]
-
-
-FINISHED = NextStage("confirm", [])
-WAITING = NextStage("contest", [])
-"""The contest cannot open yet: searches of neighbouring budgets, whose winners may join it, still run."""
 
 
 class CellSearch:
@@ -96,29 +85,30 @@ class CellSearch:
         if self.variant.strategy.publishes_only_winner or self.variant.strategy.chooses_seeds:
             self.trial_seeds.update((trial.key, trial.seed) for trial in trials)
 
-    def next_stage(self) -> NextStage:
-        """The stage to open now that all trials so far have ended."""
+    def next_stage(self) -> tuple[str, list[TrialSpec]]:
+        """The stage to open now that all trials so far have ended, and its trials. None for "confirm": the search has
+        ended. None for "contest": searches of neighbouring budgets, whose winners may join it, still run."""
         if "confirm" in self.stages:
-            return FINISHED
+            return "confirm", []
         if "contest" not in self.stages:
             proposal = self.variant.strategy.propose(self.task, self.history)
             check_proposal(self.variant.strategy, proposal, self.stages)
             self.search_over = proposal is None
             if proposal is not None:
-                return NextStage(proposal.stage, self._proposed_trials(proposal))
+                return proposal.stage, self._proposed_trials(proposal)
             if self.variant.has_contest:
                 if not all(neighbour.search_over for neighbour in self.neighbours):
-                    return WAITING
+                    return "contest", []
                 finalists = self.finalists()
-                return NextStage("contest", self.trials("contest", finalists)) if finalists else FINISHED
+                return ("contest", self.trials("contest", finalists)) if finalists else ("confirm", [])
         choice = self.winner()
         if choice is None:
-            return FINISHED
+            return "confirm", []
         configuration = self.history.configuration(choice.candidate)
         if self.variant.strategy.publishes_only_winner:
             seed, key = self.trial_seeds[choice.key], noise_key(self.task.secret)
-            return NextStage("confirm", [self.cell.private_trial(configuration, seed, "test", key)])
-        return NextStage("confirm", self.trials("confirm", [configuration]))
+            return "confirm", [self.cell.private_trial(configuration, seed, "test", key)]
+        return "confirm", self.trials("confirm", [configuration])
 
     def finalists(self) -> list[Configuration]:
         """The configurations that meet in the contest."""

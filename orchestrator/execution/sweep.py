@@ -11,7 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orchestrator.execution.cell_search import WAITING, CellSearch, NextStage
+from orchestrator.execution.cell_search import CellSearch
 from orchestrator.results.ledger import Ledger, StageKey
 from orchestrator.results.searches import as_stored
 from orchestrator.search.candidates import Outcome
@@ -168,7 +168,7 @@ class Sweep:
                 break
             # all proposals come before any stage opens, so that they depend on the completed stages alone
             following = [each.next_stage() for each in group]
-            opened = [self._open_stage(each, stage, new) for each, stage in zip(group, following, strict=True)]
+            opened = [self._open_stage(each, *stage, new) for each, stage in zip(group, following, strict=True)]
             over = (each for each in group if each.search_over)
             self._resumed |= {other: None for each in over for other in each.neighbours if other in self._delayed}
             for other in group:
@@ -178,10 +178,9 @@ class Sweep:
                 break
         return new
 
-    def _open_stage(self, search: CellSearch, following: NextStage, new: list[TrialSpec]) -> bool:
+    def _open_stage(self, search: CellSearch, stage: str, trials: list[TrialSpec], new: list[TrialSpec]) -> bool:
         """Open a stage, and add to `new` the trials that no other search waits for. False if none opens."""
-        stage, trials = following
-        if following is WAITING:
+        if not trials and stage == "contest":
             self._delayed.add(search)
             return False
         if not trials:
