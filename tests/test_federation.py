@@ -405,20 +405,22 @@ def test_a_round_that_fails_half_way_does_not_change_the_states(small_problem, m
 @pytest.mark.parametrize("local_steps", [1, 10])
 def test_a_round_is_one_message_per_host(small_problem, monkeypatch, local_steps):
     """And its reply, for any number of local steps."""
-    calls, correct = [], Hosts._call
+    calls = []
+    for name in ("prepare", "round", "states", "restore"):
+        correct = getattr(ClientHost, name)
 
-    def counted(hosts, method, arguments):
-        calls.append((method, len(arguments)))
-        return correct(hosts, method, arguments)
+        def counted(host, *arguments, name=name, correct=correct):
+            calls.append((name, host.index))
+            return correct(host, *arguments)
 
-    monkeypatch.setattr(Hosts, "_call", counted)
+        monkeypatch.setattr(ClientHost, name, counted)
     trial = small.trial(small_problem, "dp-scaffold", {"local_steps": local_steps})
     server = Server(Hosts(2))
     server.open([trial], ProblemData.of(small_problem))
     server.advance(1)
     calls.clear()
     server.advance(3)
-    assert calls == [("round", 2)] * 2
+    assert calls == [("round", 0), ("round", 1)] * 2
 
 
 def test_almost_equal_seeds_have_different_noise(small_problem):

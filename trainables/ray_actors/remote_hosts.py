@@ -12,7 +12,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from trainables.code_identity import OtherCodeError
 from trainables.federation.batch_round import Diagnostics
-from trainables.federation.client_host import Broadcast, ClientStateLostError, HostReply
+from trainables.federation.client_host import Broadcast, ClientStateLostError, ClientStates, HostReply
 from trainables.federation.hosts import Hosts
 from trainables.federation.pack import ClientWork
 from trainables.federation.pack_runner import is_out_of_memory
@@ -31,14 +31,14 @@ class RemoteHosts(Hosts):
         self._locations: list[Any] = []
 
     def prepare(self, work: ClientWork) -> list[torch.Tensor]:
-        totals: Any = super().prepare(work)
+        totals = self._call("prepare", [(work,)] * len(work.assignment))
         return [torch.from_numpy(total.copy()) for total in totals]
 
     def round(self, work: ClientWork, t: int, broadcast: Broadcast, diagnose: bool) -> list[HostReply]:
         arrays: Any = {name: value.cpu().numpy() for name, value in broadcast.items()}
         if sum(array.nbytes for array in arrays.values()) > SMALL_BYTES:
             arrays = ray.put(arrays)  # once for all hosts
-        replies: Any = super().round(work, t, arrays, diagnose)
+        replies = self._call("round", [(work, t, arrays, diagnose)] * len(work.assignment))
         return [
             HostReply(
                 torch.from_numpy(total.copy()),
@@ -47,8 +47,15 @@ class RemoteHosts(Hosts):
             for total, parts in replies
         ]
 
+    def states(self) -> list[ClientStates | None]:
+        return self._call("states", [()] * self.count)
+
+    def restore(self, work: ClientWork, states: ClientStates) -> None:
+        self._call("restore", [(work, states.of(clients)) for clients in work.assignment])
+
     def _call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Call a method of every host. A host that takes many times as long as the slowest call so far has hung."""
+        """Call `method` of host i with `arguments[i]`; hosts without arguments are not called. A host that takes many
+        times as long as the slowest call so far has hung."""
         if not self._locations:
             self._locations = [host.location.remote() for host in self._hosts]
         answers = [
