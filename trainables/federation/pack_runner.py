@@ -78,7 +78,7 @@ class PackRunner:
         if progress.running == 0:
             self._writer.end_pack()
             paused = self._save_paused() if self.trials[0].stop_after is not None else ""
-            return self._end("ended", lanes=self.federation.collect_results(), paused=paused, **state)
+            return self._report("ended", lanes=self.federation.collect_results(), paused=paused, **state)
         self._writer.save_if_due(self.t, self.federation.checkpoint)
         if now - self._reported_at > CHUNK_S or self._notes or self._writer.notes:
             self._reported_at = now
@@ -87,19 +87,19 @@ class PackRunner:
 
     def too_large(self, fits: int) -> Report:
         """Give the pack back, because only `fits` of its lanes fit into memory."""
-        return self._end("too large", fits=fits)
+        return self._report("too large", fits=fits)
 
     def hand_back(self) -> Report | None:
         """Give the pack back with a checkpoint of its last round; None if that cannot be written in time."""
         assert self.order is not None
         if self._opened and not self._writer.save_within(HAND_BACK_S, self.t, self.federation.checkpoint):
             return None
-        return self._end("handed back", round=self.t)
+        return self._report("handed back", round=self.t)
 
     def drop(self) -> Report:
         """Another slot has ended these trials."""
         self._writer.end_pack()
-        return self._end("dropped")
+        return self._report("dropped")
 
     def _open(self, order: Order) -> None:
         """A checkpoint that cannot be used costs time, but is no reason to fail."""
@@ -156,17 +156,15 @@ class PackRunner:
     def _note_restart(self, reason: str) -> None:
         self._notes.append(f"pack of {len(self.trials)} trials restarts from round 0: {reason}")
 
-    def _end(self, kind: Any, **fields: Any) -> Report:
-        report = self._report(kind, **fields)
-        self.order = None
-        return report
-
     def _report(self, kind: Any, **fields: Any) -> Report:
+        """All reports but those of progress end the pack here."""
         assert self.order is not None
-        notes = (*self._notes, *self._writer.notes)
+        number, notes = self.order.number, (*self._notes, *self._writer.notes)
         self._notes, self._writer.notes = [], []
-        fields |= {"checkpoint": self._writer.saved, "checkpoint_round": self._writer.saved_round}
-        return Report(self._slot, self.order.number, kind, notes=notes, **fields)
+        if kind != "progress":
+            self.order = None
+        saved, saved_round = self._writer.saved, self._writer.saved_round
+        return Report(self._slot, number, kind, notes=notes, checkpoint=saved, checkpoint_round=saved_round, **fields)
 
 
 def _within(seconds: float, call: Callable[[], T]) -> T:
