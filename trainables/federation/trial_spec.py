@@ -113,7 +113,7 @@ class TrialSpec(Spec):
     @cached_property
     def key(self) -> str:
         """Includes the problem by its own key, which many trials share and compute once."""
-        return _key_of(self._hashed())
+        return content_key(_as_json(self._hashed()))
 
     def _hashed(self) -> dict[str, Any]:
         """What the key is the hash of."""
@@ -145,10 +145,4 @@ class TrialSpec(Spec):
 PROBLEM, SEED = "\0problem", "\0seed"
 """Placeholders, which no other text in a specification contains."""
 ALL_FIELDS = set(TrialSpec.model_fields)  # shared by all trials: one set per trial is a quarter of its memory
-
-
-def _key_of(hashed: dict[str, Any]) -> str:
-    return content_key(_as_json(hashed))
-
-
 _as_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode  # `json.dumps` would build one for every key
