@@ -36,7 +36,8 @@ def packaged() -> list[str]:
 def load(name: str) -> tuple[Study, str]:
     """A study by path, URL or the name of a packaged one, and the text of its file."""
     if "://" in name:
-        text = _fetch(name)
+        with as_user_error(f"study file {shown_url(name)} cannot be read"):
+            text = fetch_text(name)
         return parse(text, name, None), text
     path = Path(name)
     if path.suffix in (".yaml", ".yml") or path.is_file():
@@ -50,11 +51,6 @@ def load(name: str) -> tuple[Study, str]:
         text = (resources.files("orchestrator.study") / "packaged" / f"{name}.yaml").read_text(encoding="utf-8")
         return parse(text, name, None), text
     raise UserError(f"study {name!r} is neither a file nor a packaged study ({', '.join(packaged())})")
-
-
-def _fetch(url: str) -> str:
-    with as_user_error(f"study file {shown_url(url)} cannot be read"):
-        return fetch_text(url)
 
 
 def with_located_data(study: Study) -> Study:
