@@ -174,10 +174,10 @@ def test_an_error_of_a_host_names_the_hosts_node(local_ray, trials, small_proble
 
 def test_a_server_that_hangs_is_named_with_its_node(monkeypatch):
     federation = object.__new__(RayFederation)
-    federation.nodes = ("of the server", "of a host")
+    federation.nodes, federation._slowest = ("of the server", "of a host"), 0.0
     monkeypatch.setattr(federation_module.ray, "get", raises(GetTimeoutError()))
     with pytest.raises(HungError) as caught:
-        federation._get("an answer", 5)
+        federation._wait("an answer")
     assert failure_from(caught.value).node == "of the server"
 
 

@@ -264,9 +264,6 @@ class RayFederation:
         timeout = 2 * timeouts.FIRST_ANSWER_S
         if self._slowest:
             timeout = 2 * max(timeouts.LEAST_S, timeouts.SLOWEST_TIMES * self._slowest)
-        return self._get(answer, timeout)
-
-    def _get(self, answer: Any, timeout: float) -> Any:
         try:
             return ray.get(answer, timeout=timeout)
         except GetTimeoutError:
