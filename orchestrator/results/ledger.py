@@ -598,11 +598,13 @@ class Ledger:
                 f"checksum; '{plugins.command('check', str(where), '--repair')}' forgets it, and resume runs it again"
             )
 
-    def outcomes(self, metric: str = "accuracy") -> dict[str, Outcome]:
-        """State, score by this metric and loss of every trial that has ended. Cheap if the metric has a column."""
-        return self._outcomes(metric)
-
-    def _outcomes(self, metric: str, where: str = "", values: Sequence[Any] = ()) -> dict[str, Outcome]:
+    def outcomes(self, metric: str = "accuracy", search: tuple[CellId, str] | None = None) -> dict[str, Outcome]:
+        """State, score by this metric and loss of every trial that has ended, or of those of one search (cell, name of
+        the variant). Cheap if the metric has a column."""
+        where, values = "", list[Any]()
+        if search is not None:
+            numbers = f"SELECT trial FROM stages WHERE cell = ({NUMBER_OF_CELL}) AND strategy = ?"
+            where, values = f"WHERE number IN ({numbers})", [*search[0], search[1]]
         if metric in ("accuracy", "loss"):
             outcomes = self._db.execute(f"SELECT key, state, {metric}, loss FROM {TRIALS} {where}", values)
             checked = checks.accuracy if metric == "accuracy" else lambda score: score
@@ -718,11 +720,6 @@ class Ledger:
         )
         while chunk := found.fetchmany(CHUNK):
             yield chunk
-
-    def outcomes_of(self, cell: CellId, strategy: str, metric: str) -> dict[str, Outcome]:
-        """As `outcomes`, of the trials of one search."""
-        numbers = f"SELECT trial FROM stages WHERE cell = ({NUMBER_OF_CELL}) AND strategy = ?"
-        return self._outcomes(metric, f"WHERE number IN ({numbers})", (*cell, strategy))
 
     def counts(self) -> dict[tuple[CellId, str], dict[str, Counter[str]]]:
         """The number of trials of every search, by stage and state; under "opened" the number of all trials."""

@@ -94,7 +94,7 @@ class SearchRecord(SearchedCell):
         """Without configurations, which are in the rows of the trials. Stages are read before outcomes: while a study
         runs, what is read later can only know more."""
         stages = self.stages
-        return self._history(stages, self.ledger.outcomes_of(self.cell_id, self.variant.name, self.study.objective))
+        return self._history(stages, self.ledger.outcomes(self.study.objective, (self.cell_id, self.variant.name)))
 
     def with_trials(self, stages: dict[str, list[str]], outcomes: dict[str, Outcome]) -> SearchRecord:
         """Whose trials have been read already."""
