@@ -72,7 +72,7 @@ class Sweep:
         self._connect_budgets()
         self._unopened = deque(self.searches)
         """Searches whose first stage opens when fewer trials wait."""
-        self._open_searches()
+        self._open_following([])
 
     def _secret(self, cell: Cell, variant: SearchVariant) -> bytes:
         value, is_own = self.ledger.secret(cell.id, purpose(cell, variant))
@@ -125,7 +125,7 @@ class Sweep:
                     completed.append(search)
         with self.ledger.transaction():
             searching = [search for search in completed if "confirm" not in search.stages]
-            new = [*self._advance_all(completed), *self._open_searches()]
+            new = self._open_following(completed)
             for search in searching:
                 self._record_winner(search)
             return new
@@ -135,15 +135,7 @@ class Sweep:
         if trials > self._most_open:
             self._most_open = trials
             with self.ledger.transaction():
-                self._open_searches()
-
-    def _open_searches(self) -> list[TrialSpec]:
-        new: list[TrialSpec] = []
-        while self._unopened and len(self._open) < self._most_open:
-            search = self._unopened.popleft()
-            if not search.stages:  # others that propose with it may have opened it
-                new += self._advance(search)
-        return new + self._advance_all([])
+                self._open_following([])
 
     def _record_winner(self, search: CellSearch) -> None:
         """So that `status` need not compute it. Not while a stage runs that may change it."""
@@ -151,13 +143,22 @@ class Sweep:
         if chosen and not search.variant.strategy.publishes_only_winner:
             self.ledger.set_winner(search.cell.id, search.variant.name, as_stored(search.winner()))
 
-    def _advance_all(self, searches: list[CellSearch]) -> list[TrialSpec]:
-        """Open what follows the completed stages of these searches; the new trials."""
-        groups = {id(search) if search.search_over else id(search.together): search for search in searches}
+    def _open_following(self, completed: list[CellSearch]) -> list[TrialSpec]:
+        """Open what follows the completed stages of these searches, and further searches while few trials wait; the new
+        trials."""
+        groups = {id(search) if search.search_over else id(search.together): search for search in completed}
         new = [trial for search in groups.values() for trial in self._advance(search)]
+        new += self._advance_resumed()
+        while self._unopened and len(self._open) < self._most_open:
+            search = self._unopened.popleft()
+            if not search.stages:  # others that propose with it may have opened it
+                new += self._advance(search)
+        return new + self._advance_resumed()
+
+    def _advance_resumed(self) -> list[TrialSpec]:
         resumed, self._resumed = self._resumed, {}
         self._delayed -= resumed.keys()
-        return new + [trial for search in resumed for trial in self._advance(search)]
+        return [trial for search in resumed for trial in self._advance(search)]
 
     def _advance(self, search: CellSearch) -> list[TrialSpec]:
         """Open stages of a search, and of those that propose with it, until one has trials to run; the new trials."""
