@@ -27,7 +27,7 @@ from orchestrator.search.surface.lattice import Lattice
 from orchestrator.search.surface.model import Expected, Surface, log_noise
 from orchestrator.search.surface.observed import fitted
 from orchestrator.search.task import SearchTask, StageRounds
-from orchestrator.search.variant import SearchVariant, StageSeeds
+from orchestrator.search.variant import SearchVariant
 from orchestrator.search.winner import finalists, winner
 from search_spaces import Configuration, SearchSpace
 from trainables.privacy.gaussian import mu_of
@@ -133,11 +133,11 @@ class Replay:
         count = self.table.scores.shape[1]
         order = [int(seed) for seed in random.permutation(count)]
         searching = min(SEARCH_SEEDS, count // 2)
-        seeds = StageSeeds(order[:searching], order[searching : searching + CONTEST_SEEDS], [])
+        seeds = order[:searching], order[searching : searching + CONTEST_SEEDS], []
         strategy = STRATEGIES[self.strategy]
         given = {"seed": 1000 + self.repetition} if "seed" in strategy.Settings.model_fields else {}
         section = strategy.Settings(**given, **self.settings)
-        self.variant = SearchVariant(strategy, "contest", section, seeds)
+        self.variant = SearchVariant(strategy, "contest", section, *seeds)
         space = self.table.space(every=2 if self.strategy == "grid" else 1)
         rows = VALIDATION_ROWS[self.table.name.rpartition("-")[2]]
         self.histories = []

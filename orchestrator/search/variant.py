@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from orchestrator.search.strategies.base import Strategy
 from orchestrator.search.task import StageRounds
@@ -15,12 +15,6 @@ SECRET = -1
 Select = Literal["contest", "single"]
 
 
-class StageSeeds(NamedTuple):
-    search: Sequence[int]
-    contest: Sequence[int]
-    confirm: Sequence[int]
-
-
 @dataclass(frozen=True)
 class SearchVariant:
     strategy: Strategy
@@ -29,7 +23,9 @@ class SearchVariant:
     best on the first search seed wins."""
     settings: Section
     """The strategy's section of the study file."""
-    all_seeds: StageSeeds
+    search_seeds: Sequence[int]
+    contest_seeds: Sequence[int]
+    confirm_seeds: Sequence[int]
 
     @property
     def name(self) -> str:
@@ -38,7 +34,7 @@ class SearchVariant:
 
     @property
     def has_contest(self) -> bool:
-        return self.select == "contest" and bool(self.all_seeds.contest) and not self.strategy.publishes_only_winner
+        return self.select == "contest" and bool(self.contest_seeds) and not self.strategy.publishes_only_winner
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -52,9 +48,9 @@ class SearchVariant:
         if self.strategy.publishes_only_winner:
             return [SECRET]
         if stage in ("contest", "confirm"):
-            return list(self.all_seeds.contest if stage == "contest" else self.all_seeds.confirm)
+            return list(self.contest_seeds if stage == "contest" else self.confirm_seeds)
         one = self.select == "single" or self.strategy.chooses_seeds
-        return list(self.all_seeds.search[:1] if one else self.all_seeds.search)
+        return list(self.search_seeds[:1] if one else self.search_seeds)
 
     def planned_rounds(self, stage: str, rounds: StageRounds) -> int:
         """Rounds that the privacy budget of a trial of this stage is split over."""

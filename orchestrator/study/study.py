@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from orchestrator.search.objective import Objective, objective_of
 from orchestrator.search.strategies import STRATEGIES
 from orchestrator.search.task import SearchTask, StageRounds
-from orchestrator.search.variant import SECRET, SearchVariant, Select, StageSeeds
+from orchestrator.search.variant import SECRET, SearchVariant, Select
 from orchestrator.section import Section
 from orchestrator.study.adaptive_defaults import with_defaults
 from orchestrator.study.cell_id import SettingId
@@ -303,10 +303,10 @@ class Study(Section):
     @property
     def variants(self) -> tuple[SearchVariant, ...]:
         """How every cell is searched: each strategy with each selection rule."""
-        seeds = StageSeeds(self.seeds.search, self.seeds.contest, self.seeds.confirm)
+        seeds = self.seeds.search, self.seeds.contest, self.seeds.confirm
         rules: list[Select] = ["contest"] if self.private else self.search.select
         return tuple(
-            SearchVariant(STRATEGIES[name], rule, self.search.section(name), seeds)
+            SearchVariant(STRATEGIES[name], rule, self.search.section(name), *seeds)
             for name in self.search.strategies
             for rule in rules
         )
