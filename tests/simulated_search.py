@@ -133,7 +133,7 @@ def drive(
             size = batch if stop_after is None else min(batch, stop_after - len(trials))
             batch_trials = list(sweep.waiting.values())[:size]
             rows = [row(trial, evaluate(trial)) for trial in batch_trials]
-            ledger.add(rows, {trial.key: [node_of(trial)] for trial in batch_trials})
+            ledger.add(rows, {trial.key: ([node_of(trial)], "") for trial in batch_trials})
             sweep.ended({r.key: (r.state, r.accuracy, r.loss) for r in rows})
             trials += batch_trials
         choices = {}

@@ -29,8 +29,7 @@ def test_counts_follow_every_change(tmp_path):
                 ledger.add_stage(cell, "grid", stage, list(map(key, numbers)), chance.randrange(5))
             elif what < 7:
                 rows = [row(number, chance.choice(["done", "diverged", "failed"])) for number in set(numbers)]
-                nodes = {each.key: [chance.choice("ab")] for each in rows}
-                ledger.add(rows, nodes, {each.key: chance.choice(["", "code"]) for each in rows})
+                ledger.add(rows, {each.key: ([chance.choice("ab")], chance.choice(["", "code"])) for each in rows})
             else:
                 ledger.forget(map(key, numbers), {(cell, "grid", stage): chance.randrange(3)})
             assert counts.are_right(ledger._db)
@@ -44,7 +43,9 @@ def test_a_merged_ledger_has_the_counts_of_its_trials(tmp_path):
         for ledger, numbers in ((ours, range(5)), (theirs, range(3, 9))):
             ledger.begin_session()
             ledger.add_stage(CELLS[0], "grid", "coarse", [key(number) for number in range(10)])
-            ledger.add((row(number) for number in numbers), {}, {key(number): str(len(numbers)) for number in numbers})
+            ledger.add(
+                (row(number) for number in numbers), {key(number): ((), str(len(numbers))) for number in numbers}
+            )
         ours.copy_rows(theirs)
         ours.recount()
         assert counts.are_right(ours._db)

@@ -252,8 +252,7 @@ class Scheduler:
             if report.kind == "started" and (pack := self.offered.get(report.number)) is not None:
                 self._start(report, pack)
         rows: list[Row] = []
-        nodes: dict[str, list[str]] = {}
-        code: dict[str, str] = {}
+        places: dict[str, tuple[list[str], str]] = {}
         for report in reports:
             if report.kind == "ended" and (pack := self._pack_of(report)) is not None:
                 trials = {trial.key: trial for trial in pack.trials}
@@ -261,10 +260,9 @@ class Scheduler:
                 if report.paused:
                     ended = [trials[lane.key] for lane in report.lanes if lane.state == "done"]
                     self._paused |= {trial.full_key: (report.paused, trial.last_round) for trial in ended}
-                nodes |= dict.fromkeys(trials, sorted({self.health.name(node) for node in pack.nodes}))
-                code |= dict.fromkeys(trials, pack.code)
+                places |= dict.fromkeys(trials, (sorted({self.health.name(node) for node in pack.nodes}), pack.code))
         if rows:
-            self._record(rows, nodes, code)
+            self._record(rows, places)
             self._announce(rows)
         for report in reports:
             if report.kind != "started" and (pack := self._pack_of(report)) is not None:
@@ -484,7 +482,7 @@ class Scheduler:
         if self._failed_trials >= GIVE_UP_AFTER and not self._any_success and not self._has_other_sound_nodes((), 1):
             self._stop(reason)
             return
-        self._record([self._row(trial, LaneResult(trial.key, state="failed"), reason)], {}, {})
+        self._record([self._row(trial, LaneResult(trial.key, state="failed"), reason)], {})
         self._release_checkpoints(pack)
         self._on_change(self)
 
@@ -553,10 +551,10 @@ class Scheduler:
             correct=lane.correct,
         )
 
-    def _record(self, rows: list[Row], nodes: Mapping[str, Sequence[str]], code: Mapping[str, str]) -> None:
+    def _record(self, rows: list[Row], places: Mapping[str, tuple[Sequence[str], str]]) -> None:
         """The results and the stages that they open go to disk together, before any pack of these stages can run."""
         metric, ledger = self.sweep.prepared.study.objective, self.sweep.ledger
         with ledger.transaction():
-            ledger.add(rows, nodes, code)
+            ledger.add(rows, places)
             new = self.sweep.ended({row.key: (row.state, row.score(metric), row.loss) for row in rows})
         self.queue.add(new)

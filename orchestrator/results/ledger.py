@@ -450,15 +450,10 @@ class Ledger:
 
     # ---- trials
 
-    def add(
-        self,
-        rows: Iterable[Row],
-        nodes: Mapping[str, Sequence[str]] = MappingProxyType({}),
-        code: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
+    def add(self, rows: Iterable[Row], places: Mapping[str, tuple[Sequence[str], str]] = MappingProxyType({})) -> None:
         """All rows or none. A row that exists stays as it is, unless it had failed.
 
-        `nodes`: the names of the nodes that computed a trial, by its key. `code`: the digest of their code."""
+        `places`: the names of the nodes that computed a trial, and the digest of their code, by the trial's key."""
         new = list(rows)
         with self.transaction():
             numbers = counts.numbers(self._db, [row.key for row in new])
@@ -467,13 +462,14 @@ class Ledger:
             if not new:
                 return
             as_text = cache(lambda names: json.dumps(list(names)))
-            places = {
-                row.key: (as_text(tuple(nodes.get(row.key, ()))), code.get(row.key, ""))
+            computed = {
+                row.key: (as_text(tuple(nodes)), code)
                 for row in new
                 if row.state != "failed"
+                for nodes, code in [places.get(row.key, ((), ""))]
             }
-            numbered = counts.computed(self._db, places.values())
-            origins = {key: numbered[place] for key, place in places.items()}
+            numbered = counts.computed(self._db, computed.values())
+            origins = {key: numbered[place] for key, place in computed.items()}
             self._add((numbers[row.key], origins.get(row.key), row.values()) for row in new)
             counts.ended(self._db, before, {numbers[row.key]: row.state for row in new})
             self._db.execute(
