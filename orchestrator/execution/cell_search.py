@@ -39,7 +39,7 @@ class CellSearch:
         will be proposed from results."""
         self.cell, self.variant = cell, variant
         task = cell.study.search_task(cell.method, cell.epsilon, variant, validation_rows, secret)
-        self.task = task if noise is None else replace(task, noise_by_rounds=noise)
+        self.task = replace(task, noise_by_rounds=noise)
         self.configurations: dict[str, Configuration] = {}
         self.trial_seeds: dict[str, int] = {}
         self.history = History(
