@@ -504,7 +504,7 @@ def test_frames_have_every_trial_of_every_stage_once(tmp_path):
     with Ledger.read(tmp_path) as ledger:
         results = Results.read(ledger)
         trials, rounds = frames.trials(ledger, results), frames.rounds(ledger, results)
-        confirmed = frames.seeds(ledger, results)
+        confirmed = frames.rounds(ledger, results, "confirm")
     assert trials["stage"].tolist() == ["coarse", "coarse", "fine", "confirm", "confirm"]
     assert trials["seed"].tolist() == [42, 42, 42, 42, 7]
     assert trials["learning_rate"].tolist() == [0.1, 1.0, 0.3, 0.1, 0.1]

@@ -89,11 +89,6 @@ def rounds(ledger: Ledger, results: Results, stage: str | None = None) -> pd.Dat
     return _frame(lines, [*TRIAL, "round"])
 
 
-def seeds(ledger: Ledger, results: Results) -> pd.DataFrame:
-    """Every confirm run by round: the values behind the means and deviations in the tables."""
-    return rounds(ledger, results, "confirm")
-
-
 def cells(results: Results) -> pd.DataFrame:
     """One row per cell: its search, and the test score after the last round."""
     lines = []

@@ -63,7 +63,7 @@ def write_tables(ledger: Ledger, folder: Path) -> tuple[list[Path], Results]:
                 written += render.write_table(table, tables, stem + endings[setting])
     written.append(trials.write(tables / "trials.csv", ledger, results))
     for name, frame in (
-        ("seeds", frames.seeds(ledger, results)),
+        ("seeds", frames.rounds(ledger, results, "confirm")),
         ("trade-off", trade_offs(results)),
     ):
         repeatable = frame.drop(columns="seconds", errors="ignore")  # not reproducible: in timing/ only
