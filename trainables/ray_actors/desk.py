@@ -97,23 +97,17 @@ class PackDesk:
             self._reports.append(Report(slot, lost, "lost"))
         answer = asyncio.get_running_loop().create_future()
         request = self._requests[slot] = _Request(nodes, accelerator, code, answer)
-        self._serve(slot, request)
+        if self._closed:
+            self._answer(slot, None)
+        elif not self._excluded_nodes.isdisjoint(nodes):
+            self._answer(slot, "leave")
+        elif (order := next(filter(request.may_take, self._orders.values()), None)) is not None:
+            self._hand_out(order, slot, request)
         if not request.answer.done():
             await asyncio.wait([request.answer], timeout=timeout_s)
         if not request.answer.done():
             self._answer(slot, None)
         return request.answer.result()
-
-    def _serve(self, slot: str, request: _Request) -> None:
-        """Answer a new request if it need not wait."""
-        if self._closed:
-            self._answer(slot, None)
-        elif not self._excluded_nodes.isdisjoint(request.nodes):
-            self._answer(slot, "leave")
-        else:
-            suitable = (order for order in self._orders.values() if request.may_take(order))
-            if (order := next(suitable, None)) is not None:
-                self._hand_out(order, slot, request)
 
     def _offer(self, order: Order) -> None:
         """Give a new pack to the slot that has waited longest."""
