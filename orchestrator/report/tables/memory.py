@@ -6,15 +6,18 @@ The lines of trials.csv are taken from the file itself if they have the same has
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
-from dataclasses import dataclass, field
+from array import array
+from collections import Counter
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from orchestrator.results.known_searches import as_plain, from_plain
+from orchestrator.results.searches import as_stored, choice_from
 from orchestrator.results.winners import SearchResult
 from orchestrator.study.study import Study
 from trainables import files, plugins
@@ -63,13 +66,16 @@ class TableMemory:
             found = json.loads(files.read_plain(memory.path, MOST_BYTES))
             if found["stamp"] == stamp:
                 memory.columns = found["columns"]
-                memory.cells = {cell: _cell(plain) for cell, plain in found["cells"].items()}
+                memory.cells = {
+                    cell: KnownCell(**{**plain, "search": _from_plain(plain["search"])})
+                    for cell, plain in found["cells"].items()
+                }
         except (OSError, UserError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return cls(memory.path, stamp)  # it is damaged, or there is none
         return memory
 
     def save(self) -> None:
-        plain = {name: {**vars(cell), "search": as_plain(cell.search)} for name, cell in self.cells.items()}
+        plain = {name: {**vars(cell), "search": _as_plain(cell.search)} for name, cell in self.cells.items()}
         text = json.dumps({"stamp": self.stamp, "columns": self.columns, "cells": plain}, separators=(",", ":"))
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=files.PRIVATE_FOLDER)
@@ -85,8 +91,33 @@ class TableMemory:
             return
 
 
-def _cell(plain: dict[str, Any]) -> KnownCell:
-    return KnownCell(**{**plain, "search": from_plain(plain["search"])})
+def _as_plain(search: SearchResult) -> dict[str, Any]:
+    return {
+        **{field.name: getattr(search, field.name) for field in fields(search)},
+        "choice": as_stored(search.choice),
+        "seconds": base64.b64encode(array("d", search.seconds)).decode(),
+    }
+
+
+def _from_plain(plain: dict[str, Any]) -> SearchResult:
+    """Raises an error if it is damaged."""
+    axes = {stage: {name: tuple(values) for name, values in axes.items()} for stage, axes in plain["axes"].items()}
+    return SearchResult(
+        choice=choice_from(plain["choice"]),
+        chosen=plain["chosen"],
+        by_one_seed=plain["by_one_seed"],
+        found_in=tuple(plain["found_in"]),
+        configurations=plain["configurations"],
+        trials=plain["trials"],
+        trial_rounds=plain["trial_rounds"],
+        states=Counter(plain["states"]),
+        axes=axes,
+        seconds=tuple(array("d", base64.b64decode(plain["seconds"]))),
+        missing=plain["missing"],
+        more_to_come=plain["more_to_come"],
+        digest=plain["digest"],
+        worst_epsilon=plain["worst_epsilon"],
+    )
 
 
 @cache
