@@ -54,6 +54,20 @@ def test_merged_parts_equal_one_run(tmp_path):
     assert drive(tmp_path / "merged", of, near(0.3)).trials == [], "nothing is left to run"
 
 
+def test_a_merge_corrects_winners(tmp_path):
+    """They follow from the trials, whatever the folder held before."""
+    part(tmp_path / "one", study(methods=[GD]), 1, 1)
+    merge([tmp_path / "one"], tmp_path / "merged")
+    with Ledger.write(tmp_path / "merged") as ledger:
+        correct = ledger.winners()
+        for cell, variant in correct:
+            ledger.set_winner(cell, variant, [])
+        assert ledger.winners() != correct
+    merge([tmp_path / "one"], tmp_path / "merged")
+    with Ledger.read(tmp_path / "merged") as ledger:
+        assert ledger.winners() == correct
+
+
 def test_parts_of_other_studies_are_refused(tmp_path):
     part(tmp_path / "one", study(methods=[GD]), 1, 1)
     part(tmp_path / "other", study(methods=[GD], clients=5), 1, 1)

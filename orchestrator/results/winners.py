@@ -241,9 +241,9 @@ def record_winners(ledger: Ledger, results: Results) -> None:
     known = ledger.winners()
     with ledger.transaction():
         for cell in results.cells:
-            place = cell.cell_id, cell.variant.name
-            if cell.stages and place not in known and not cell.variant.strategy.publishes_only_winner:
-                ledger.set_winner(*place, as_stored(cell.search.choice))
+            place, winner = (cell.cell_id, cell.variant.name), as_stored(cell.search.choice)
+            if cell.stages and known.get(place) != winner and not cell.variant.strategy.publishes_only_winner:
+                ledger.set_winner(*place, winner)
 
 
 class TrialCollector(Protocol):
