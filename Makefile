@@ -91,7 +91,7 @@ table3: install
 reproduce: install
 	$(BIN)/python -m benchmarks.reproduce --page docs/reproduction.md
 
-peers: install .venv-flower/.installed .venv-pfl/.installed
+peers: install .venv-flower/.installed .venv-pfl/.installed .venv-opacus/.installed
 	$(BIN)/python -m benchmarks.peers
 
 .venv-%/.installed: benchmarks/%.txt

@@ -1,8 +1,9 @@
-"""`make peers`: time the same private round in other simulators and in fedsweep, and write the table into
-docs/performance.md. Each simulator has a virtual environment."""
+"""`make peers`: time the same private round in other libraries and in fedsweep, and write the table into
+docs/performance.md, with a column for every machine in benchmarks/reports. Each library has a virtual environment."""
 
 import json
 import os
+import platform
 import statistics
 import subprocess
 import sys
@@ -22,6 +23,8 @@ from trainables.federation.pack import plan_of
 from trainables.federation.trial_spec import TrialSpec
 
 HERE = Path(__file__).resolve().parent
+REPORTS = HERE / "reports"
+PEERS = ("flower", "pfl", "opacus")
 LANES = AUTO_LANES["cpu"]
 PER_EXAMPLE = "per-example clipping"
 
@@ -73,33 +76,50 @@ def peer(environment: str, script: str, start: Path) -> dict:
     return reports[-1]
 
 
-def main() -> None:
+def measure() -> list[dict]:
     with tempfile.TemporaryDirectory() as folder:
         fedsweep = Fedsweep(Path(folder))
-        reports = [
-            peer(".venv-flower", "peer_flower.py", fedsweep.start),
-            peer(".venv-pfl", "peer_pfl.py", fedsweep.start),
-            *fedsweep.run(),
-        ]
+        reports = [peer(f".venv-{name}", f"peer_{name}.py", fedsweep.start) for name in PEERS] + fedsweep.run()
     for report in reports:
         print(json.dumps(report))
     ends = [report["accuracy"] for report in reports if report["what"] == PER_EXAMPLE]
     if max(ends) - min(ends) > 2:
-        sys.exit(f"the simulators did not run the same rounds: final accuracies are {ends}")
-    best = reports[-1]["ms_per_round"]
+        sys.exit(f"the libraries did not run the same rounds: final accuracies are {ends}")
+    return reports
+
+
+def write_page() -> None:
+    """A column for every machine that has a report."""
+    machines = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(REPORTS.glob("peers-*.json"))]
+    measured = "; ".join(f"{machine['name']} on {machine['date']}" for machine in machines)
+    cells = []
+    for machine in machines:
+        reports = machine["reports"]
+        best = reports[-1]["ms_per_round"]
+        cells.append([f"{r['ms_per_round']:.1f} | {r['ms_per_round'] / best:.1f}x" for r in reports])
+    first = machines[0]["reports"]
     table = [
-        f"`make peers` on {date.today()}, {os.cpu_count()} cores: {CLIENTS} clients x {ROWS:,} rows x {FEATURES} "
-        f"features, {CLASSES} classes; {ROUNDS} rounds from the same weights with the same noise level.",
+        f"`make peers` ({measured}): {CLIENTS} clients x {ROWS:,} rows x {FEATURES} features, {CLASSES} classes; "
+        f"{ROUNDS} rounds from the same weights with the same noise level. Times in ms per trial-round, and relative "
+        "to a trial-round in a pack.",
         "",
-        "| | client update | ms per trial-round | relative to a pack | final accuracy |",
-        "|---|---|---:|---:|---:|",
+        f"| | client update | {' | '.join(machine['name'] + ' | relative' for machine in machines)} | final accuracy |",
+        "|---|---|" + "---:|---:|" * len(machines) + "---:|",
         *(
-            f"| {r['name']} | {r['what']} | {r['ms_per_round']:.1f} | {r['ms_per_round'] / best:.1f}x "
-            f"| {r['accuracy']:.1f} |"
-            for r in reports
+            f"| {report['name']} | {report['what']} | {' | '.join(column[row] for column in cells)} "
+            f"| {report['accuracy']:.1f} |"
+            for row, report in enumerate(first)
         ),
     ]
     page.write("peers", table)
+
+
+def main() -> None:
+    kind = "ARM" if platform.machine() in ("aarch64", "arm64") else "x86"
+    machine = {"name": f"{os.cpu_count()} cores, {kind}", "date": str(date.today()), "reports": measure()}
+    report = REPORTS / f"peers-{kind.lower()}.json"
+    report.write_text(json.dumps(machine, indent=1) + "\n", encoding="utf-8")
+    write_page()
 
 
 if __name__ == "__main__":

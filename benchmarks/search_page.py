@@ -1,6 +1,7 @@
 """Writes the tables of docs/benchmark.md: python -m benchmarks.search_page [--collect FOLDER]
 
---collect takes the results of benchmarks/search_bars.py into benchmarks/reports first."""
+--collect takes the results of benchmarks/search_bars.py into benchmarks/reports first; dense tables that were not
+replayed keep their rows."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ import math
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
+
+import pandas as pd
 
 from benchmarks import page, searches
 
@@ -28,7 +31,8 @@ def collect(folder: Path) -> None:
         if content:
             (REPORTS / f"search_{name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     if (folder / "replays.jsonl").exists():
-        searches.collect(folder).to_csv(searches.REPORT, index=False)
+        new, known = searches.collect(folder), pd.read_csv(searches.REPORT)
+        pd.concat([known[~known["table"].isin(new["table"])], new]).to_csv(searches.REPORT, index=False)
 
 
 def difference(cell: dict[str, Any]) -> tuple[float, float]:
