@@ -1,4 +1,4 @@
-"""The base of every section of a study file."""
+"""The base class of all sections of a study file."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Section(BaseModel):
-    """Immutable, and strict: an unknown key is an error."""
+    """A section is immutable, and an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")

@@ -95,8 +95,8 @@ class IgnoresClip(Broken):
 @pytest.mark.parametrize(
     ("broken", "sentence"),
     [
-        (WrongShape, "scores of shape"),
-        (OtherGradient, "the derivative along a direction differs"),
+        (WrongShape, "the scores have shape"),
+        (OtherGradient, "the gradient differs from a numerical derivative"),
         (MixesLanes, "depends on the other lanes"),
         (IgnoresClip, "the clip is 0.5"),
     ],

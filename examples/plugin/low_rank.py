@@ -1,4 +1,4 @@
-"""A low-rank head: the scores of a row x are B A x, with A of a few rows. `model: low-rank:8` has rank 8."""
+"""A low-rank head: the scores of a row x are B A x, where A has few rows. `model: low-rank:8` has rank 8."""
 
 from __future__ import annotations
 

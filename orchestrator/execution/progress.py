@@ -18,9 +18,9 @@ from orchestrator.execution.packing import Capacity
 from orchestrator.execution.scheduler import Scheduler
 from orchestrator.execution.sweep import Sweep
 
-SHOW_SHARE = 0.02  # of the driver's time, at most, goes into the view
-RECENT_S = 60.0  # the rate is measured over this time: a machine may become busy
-OTHER_LINES = 6  # of a terminal, that the table of cells leaves free
+SHOW_SHARE = 0.02  # largest share of the driver's time that is spent on the view
+RECENT_S = 60.0  # the rate is measured over this time, because the load of a machine changes
+OTHER_LINES = 6  # lines of the terminal that the table of cells does not use
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class SweepProgress:
     trials_done: int
     """A trial that several cells, variants or stages share counts once."""
     trials_total: int
-    """Including stages that are not open yet, as far as their size is known."""
+    """Including stages that have not started, as far as their size is known."""
     rounds_left: int
 
     @classmethod
@@ -53,19 +53,19 @@ class SweepProgress:
 
 
 def stage_count(search: CellSearch, stage: str, sweep: Sweep) -> StageCount:
-    """From counts that the sweep keeps: views are updated often, and there may be very many trials."""
+    """Uses counts that the sweep maintains, because views are updated often and a sweep may have very many trials."""
     opened = len(search.stages.get(stage, []))
     last = next(reversed(search.stages), None)
     return StageCount(opened - (sweep.left(search) if stage == last else 0), opened)
 
 
 class View:
-    """The base shows only messages. It measures the rate of the last minute, from the first result on, without start-up
-    time."""
+    """The base class prints only messages. It measures the rate over the last minute; the measurement starts with the
+    first result, so the rate excludes start-up."""
 
     def __init__(self) -> None:
         self._recent: deque[tuple[float, int]] = deque()
-        """Times and numbers of trial-rounds, oldest first."""
+        """(time, trial-rounds computed until then), oldest first."""
         self._shown = self._cost_s = 0.0
         self.every = 0.5
 
@@ -111,7 +111,7 @@ class View:
         pass
 
     def rate(self, scheduler: Scheduler) -> float:
-        """Rounds of single trials per second."""
+        """Trial-rounds per second."""
         if not self._recent:
             return 0.0
         began, rounds = self._recent[0]
@@ -126,7 +126,7 @@ class View:
 
 
 class LineView(View):
-    """A line every ten seconds."""
+    """Prints a line every ten seconds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class LineView(View):
 
 
 class JsonView(View):
-    """One JSON object per line."""
+    """Prints one JSON object per line."""
 
     def say(self, sentence: str) -> None:
         emit_json({"event": "message", "text": sentence})
@@ -161,7 +161,7 @@ class JsonView(View):
 
 
 class LiveView(View):
-    """Cells by stages, redrawn in place."""
+    """Shows a table of cells by stages, redrawn in place."""
 
     def __init__(self, console: Console = stderr) -> None:
         super().__init__()
@@ -192,8 +192,8 @@ def _warnings(scheduler: Scheduler) -> str:
 
 
 def progress_table(sweep: Sweep, rows: int | None = None) -> Table:
-    """Cells by stages with the best validation score so far. `rows`: that there is room for; if there are more cells,
-    those with open trials come first."""
+    """Cells by stages with the best validation score so far. `rows`: the most rows to show; if there are more cells,
+    those with unfinished trials come first."""
     searches = sweep.searches
     begun = {stage for search in searches for stage in (*search.stages, *search.trials_to_come())}
     stages = [stage for stage in sweep.prepared.study.stages if stage in begun]
@@ -213,7 +213,7 @@ def progress_table(sweep: Sweep, rows: int | None = None) -> Table:
 
 
 def best_so_far(search: CellSearch, sweep: Sweep) -> str:
-    """The mean over seeds of the best configuration so far."""
+    """The mean score over seeds of the best configuration so far."""
     if search.variant.strategy.publishes_only_winner or search.best.score is None:
-        return "·"  # a private search publishes no score but the winner's
+        return "·"  # of a private search, only the winner's score may be published
     return sweep.prepared.study.objective_spec.format(search.best.score)

@@ -30,7 +30,8 @@ def runtime_table(results: OurResults) -> Table | None:
 
 
 def is_timed(ours: OurResult, paper_setting: str) -> bool:
-    """Whether a row of table 7 covers this budget: `eps 0.5, K = 1`, `eps >= 1, K = 5`; an empty text covers all."""
+    """Whether a row of table 7 covers the budget of our result. `paper_setting` is `eps 0.5, K = 1`, `eps >= 1, K = 5`
+    or similar; an empty text covers all budgets."""
     budget = re.match(r"eps (>= )?([\d.]+)", paper_setting)
     if budget is None:
         return True
@@ -49,8 +50,8 @@ def build_table(records: Sequence[dict[str, Any]]) -> Table:
         summary=f"{name} (seconds per round): not comparable, because our trials share one vectorised computation.",
         caption=(
             "The paper trains one run at a time. Our trials run together in packs, and a trial's seconds are its share "
-            "of the pack's time, which makes them small. Averaged over the budgets of the paper's row, with the local "
-            "steps K that our search chose there. Both depend on the machine."
+            "of the pack's time, which makes them small. Our seconds are means over the budgets of the paper's row; "
+            "our K is the number of local steps that our search chose for them. All times depend on the machine."
         ),
         columns=["Method", "Paper's setting", "Paper (s)", "Our K", "Ours (s)"],
         align="llrrr",

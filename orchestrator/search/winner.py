@@ -1,4 +1,4 @@
-"""Who wins the search of a cell, by the results so far. The sweep, tables, status, report and `best` all ask here."""
+"""Chooses the winner of a cell's search from the results so far, for the sweep, tables, status, report and `best`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from search_spaces import Configuration, unique
 
 
 def competing_stages(variant: SearchVariant, history: History) -> tuple[str, ...]:
-    """The search stages that hold the candidates for the win, among those with results."""
+    """The search stages with candidates that can win, among the stages with results."""
     return variant.strategy.competing([stage for stage in history.stages if history.ended(stage)])
 
 
 def winner(variant: SearchVariant, history: History) -> Choice | None:
-    """The winner of the contest once it has results, else of the search."""
+    """The winner of the contest, or of the search if the contest has no results. A private strategy chooses itself."""
     task = history.task
     if variant.strategy.publishes_only_winner:
         return variant.strategy.choose(task, history)
@@ -29,7 +29,7 @@ def winner(variant: SearchVariant, history: History) -> Choice | None:
 
 
 def winner_of_first_seed(variant: SearchVariant, history: History) -> Choice | None:
-    """What the first search seed alone would have chosen."""
+    """The winner if only the first search seed counted."""
     stages, outcomes = competing_stages(variant, history), history.outcomes
     firsts = [c.key for stage in stages for c in history.candidates(stage) if c.key in outcomes]
     alone = [Candidate((key,)) for key in dict.fromkeys(firsts)]
@@ -37,7 +37,7 @@ def winner_of_first_seed(variant: SearchVariant, history: History) -> Choice | N
 
 
 def best_configurations(variant: SearchVariant, history: History, count: int) -> list[Configuration]:
-    """The best configurations of all competing stages, best first."""
+    """The `count` best configurations of all competing stages, best first, unless the strategy chooses them."""
     chosen = variant.strategy.finalists(history.task, history, count)
     if chosen is not None:
         return chosen
@@ -47,8 +47,8 @@ def best_configurations(variant: SearchVariant, history: History, count: int) ->
 def finalists(
     variant: SearchVariant, history: History, count: int, guests: Sequence[Configuration] = ()
 ) -> list[Configuration]:
-    """The configurations that meet in the contest: the best `count` of the search. `guests`, the winners of
-    neighbouring budgets, take the last places."""
+    """The configurations of the contest, at most `count`: the best of the search. `guests`, the winners of neighbouring
+    budgets, replace the last ones."""
     own = best_configurations(variant, history, count)
     if not own:
         return []

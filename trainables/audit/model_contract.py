@@ -1,4 +1,4 @@
-"""The contract of a model, checked on a small problem: `fedsweep check-model`."""
+"""Checks of a model on a small problem, for `fedsweep check-model`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from trainables.models.shard import Shard
 
 FEATURES, CLASSES, ROWS, LANES = 6, 3, 48, 3
 CLIP = 0.5
-ROUNDING = 1e-6  # of a norm in single precision
-TOLERANCE = 1e-2  # of a numerical derivative in single precision, relative to the largest possible one
+ROUNDING = 1e-6  # relative error of a norm in float32
+TOLERANCE = 1e-2  # error of a numerical derivative in float32, relative to the largest derivative in any direction
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class Result:
 
 
 def run_checks(name: str, announce: Callable[[str], None] = lambda check: None) -> Iterator[Result]:
-    """`name`: as in a study, with a parameter if it needs one. Any exception counts as a failure."""
+    """Run all checks of a model. An exception counts as a failure. `name`: as in a study, such as `mlp:64`. `announce`:
+    is called with the title of each check before it runs."""
     model = models.parse(name, features=FEATURES, classes=CLASSES)
     for check in (_shapes, _gradient, _lanes, _clip, _training):
         title = (check.__doc__ or "").partition(".")[0]
@@ -53,11 +54,11 @@ def _shapes(model: Model) -> str:
     """Weights and scores have the declared shapes."""
     theta, shard = _theta(model), _rows()
     if theta.shape != (LANES, model.dimension) or sum(model.blocks) != model.dimension:
-        return f"initial weights of shape {tuple(theta.shape[1:])}, the model has {model.dimension}"
+        return f"the initial weights have shape {tuple(theta.shape[1:])}, expected ({model.dimension},)"
     scores = model.scores(shard.x[0], theta[0])
     if scores.shape != (ROWS, CLASSES):
-        return f"scores of shape {tuple(scores.shape)}, expected ({ROWS}, {CLASSES}): rows, classes"
-    return "" if torch.isfinite(scores).all() else "a score of the initial weights is not finite"
+        return f"the scores have shape {tuple(scores.shape)}, expected ({ROWS}, {CLASSES}): rows, classes"
+    return "" if torch.isfinite(scores).all() else "with the initial weights, a score is not finite"
 
 
 def _gradient(model: Model) -> str:
@@ -71,11 +72,11 @@ def _gradient(model: Model) -> str:
     analytic = total[0] @ direction.double()
     scale = total[0].norm(dim=1) * direction.double().norm()
     worst = float(((numerical - analytic).abs() / scale).max())
-    return "" if worst < TOLERANCE else f"the derivative along a direction differs by {worst:.2g} of its scale"
+    return "" if worst < TOLERANCE else f"the gradient differs from a numerical derivative by a fraction of {worst:.2g}"
 
 
 def _lanes(model: Model) -> str:
-    """A lane has the same bits alone as among others."""
+    """A lane gives the same bits alone and with other lanes."""
     shard, theta, clip = _rows(), _theta(model), torch.full((LANES,), CLIP)
     together, _ = model.clipped_gradient_sum(shard, theta, clip)
     loss, _ = model.evaluate(shard, theta)

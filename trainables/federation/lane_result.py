@@ -1,4 +1,4 @@
-"""Results of the trials of a pack, lane by lane. Imports no torch: processes that pass results on do without."""
+"""Results of the trials of a pack, one per lane. Imports no torch: the driver does not load it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ METRICS = ("accuracy", "loss", "train_loss", "clipped_share", "signal_norm", "no
 
 @dataclass
 class LaneResult:
-    """What is known about a trial so far. `metrics` are by round; accuracy and shares are in percent. For simulated
-    data there is also `squared_error`, the squared distance of the weights from the true ones."""
+    """The result of a trial so far. Each of `metrics` maps a round to a value; accuracy and shares are in percent. For
+    simulated data there is also `squared_error`, the squared distance of the weights from the true weights."""
 
     key: str
     state: str = "running"
@@ -22,7 +22,7 @@ class LaneResult:
     correct: bytes = b""
     """Per-example correctness on the test set after the last round, as packed bits; empty in a search."""
     reason: str = ""
-    """failed: the exception in the method or the model, as a sentence and a traceback."""
+    """If the trial failed: the exception in the method or the model, as a sentence and a traceback."""
 
 
 @dataclass(frozen=True)
@@ -32,3 +32,4 @@ class Progress:
     running: int
     """Lanes that have not ended."""
     computing_s: float
+    """Seconds spent in rounds."""

@@ -17,8 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-# Tune reads these when it is imported: results go to the ledger, not to Tune's loggers; Ctrl-C is handled here; and
-# slots are placed at the same time, not one after the other
+# Tune reads these when it is imported. They turn off its loggers, checkpoints and output, because results go to the
+# ledger, and its Ctrl-C handler. The placement groups of up to 1,000 slots may be pending at the same time.
 os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
 os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "86400")
 os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")
@@ -60,23 +60,23 @@ from trainables.ray_actors.federation import start_in_slot
 from trainables.ray_actors.object_store import ObjectStoreProblems
 from trainables.ray_actors.slot import PackSlot
 
-EXCHANGE_EVERY_S = 0.02  # with the desk
+EXCHANGE_EVERY_S = 0.02  # time between two exchanges of packs and reports with the desk
 CHECK_NODES_EVERY_S = 2.0
 REPORT_BUSY_EVERY_S = 30.0
 REPORT_WAITING_EVERY_S = 30.0
-WAIT_FOR_CLUSTER_S = 900.0  # for a cluster to start the first node that is large enough
-WAIT_FOR_NODES_S = 60.0  # while too few nodes are left for a federation, before smaller federations are started
+WAIT_FOR_CLUSTER_S = 900.0  # until the cluster has a node that is large enough
+WAIT_FOR_NODES_S = 60.0  # for lost nodes to return, before the sweep adapts to those that are left
 DESK_TIMEOUT_S = 120.0
-DESKS_IN_A_ROW = 5  # that die before any trial ends: another one would die, too
-MOST_SLOTS = 10_000  # calls that can wait at the desk; Ray's default would be 1,000
-SLOT_TIMEOUT_S = 120.0  # without a heartbeat, at least; slots send them also during a long round
-SLOT_TIMEOUT_TIMES = 60.0  # the time between two heartbeats, which grows with the number of slots
+DESKS_IN_A_ROW = 5  # after so many lost desks without a finished trial, the sweep stops
+MOST_SLOTS = 10_000  # concurrent calls that the desk accepts, one per slot; Ray's default is 1,000
+SLOT_TIMEOUT_S = 120.0  # shortest time without a heartbeat before a slot is killed; long rounds do not delay heartbeats
+SLOT_TIMEOUT_TIMES = 60.0  # the same, in heartbeat intervals, which grow with the number of slots
 NODE_LABEL = "ray.io/node-id"
 log = logging.getLogger("fedsweep")
 
 
 class RestartError(Exception):
-    """The slots must be restarted, for the cluster as it is now."""
+    """All slots must be restarted, because the cluster has changed."""
 
 
 class NoRoomError(RestartError):
@@ -84,15 +84,15 @@ class NoRoomError(RestartError):
 
 
 class GPUsAvailableError(RestartError):
-    """GPUs have joined the cluster, and all packs on CPUs have ended: the sweep restarts on GPUs."""
+    """GPUs are available, and all packs on CPUs have ended: the sweep restarts on GPUs."""
 
 
 class DeskLostError(RestartError):
-    """The desk's process has died, with all reports that the driver had not fetched."""
+    """The desk has died or does not answer. Reports that the driver had not fetched are lost."""
 
 
 class RayBackend:
-    """Runs a sweep on Ray. `address`: of a cluster to join; by default a local Ray is started for the run."""
+    """Runs a sweep on Ray. `address`: the cluster to join; by default, a local Ray is started for the run."""
 
     def __init__(self, address: str | None = None) -> None:
         self._address = address
@@ -102,8 +102,8 @@ class RayBackend:
             cluster_capacity(local_resources(), resources, clients)
 
     def run(self, sweep_run: SweepRun) -> None:
-        """Run the sweep. If nodes are lost and federations no longer fit, start again with smaller ones."""
-        elastic = self._address is not None  # nodes may still join
+        """Run the sweep. Restart the slots if federations no longer fit, GPUs become available, or the desk is lost."""
+        elastic = self._address is not None  # nodes may join a cluster, but not a local Ray
         prepared, health, desks = sweep_run.sweep.prepared, NodeHealth(), 0
         with connected(self._address), head.watched(sweep_run.location.leave):
             while True:
@@ -130,7 +130,8 @@ class RayBackend:
 def _free_capacity(
     resources: ResourceSettings, clients: int, view: View, elastic: bool, health: NodeHealth
 ) -> Capacity:
-    """For the free resources; if nothing is free, for all resources: slots then wait for other jobs to end."""
+    """The capacity of the free resources. If no federation fits into them, one federation, which waits until other jobs
+    end."""
     there = nodes.current()
     excluded = health.blocked | there.leaving
     try:
@@ -144,7 +145,7 @@ def _free_capacity(
         free = cluster_capacity(nodes.free_resources(excluded), resources, clients)
     except UserError:
         return replace(total, federations=1)
-    # wait for GPUs that other jobs use: a CPU is slower, and its results differ in their last bits
+    # if other jobs use all GPUs, wait for one: a CPU is slower, and its results differ in their last bits
     return free if free.size.device == total.size.device else replace(total, federations=1)
 
 
@@ -172,16 +173,17 @@ def run_slots(
     start: Callable[[], Any] | None = None,
     health: NodeHealth | None = None,
 ) -> None:
-    """Run all trials that have not ended. Returns when none is left, or when the run was stopped.
+    """Run all trials that have not ended. Returns when all have ended, or when the run was stopped.
 
-    `elastic`: nodes may join the cluster. `start`: starts a slot's federation; default: one of actors."""
+    `elastic`: nodes may join the cluster. `start`: starts a slot's federation; default: a federation of Ray
+    actors."""
     sweep, needs_data = sweep_run.sweep, start is None
     kernel = kernels.chosen(capacity.size.device)
     code = code_identity(kernel_build(kernel))
     if start is None:
         log.info("kernel: %s", code["kernel"])
         start = functools.partial(start_in_slot, capacity.size, kernel, sweep.prepared.study.name, code)
-    # not in the results folder, which may be a stranger's and hold links
+    # not in the results folder, which may come from a stranger and contain links
     scratch = Path(tempfile.mkdtemp(prefix="tune-", dir=private_folder()))
     problems, store = sweep.prepared.problems, ObjectStoreProblems()
     desk = _start_desk(sweep.prepared.study.name)
@@ -205,7 +207,7 @@ def run_slots(
             if not scheduler.stopping:
                 raise
         finally:
-            with contextlib.suppress(Exception):  # without a head there is nothing left to close
+            with contextlib.suppress(Exception):  # if the head is lost, the desk is gone, too
                 desk.close.remote()
                 ray.kill(desk)
             shutil.rmtree(scratch, ignore_errors=True)
@@ -220,11 +222,11 @@ def _start_desk(study: str) -> Any:
     return ray.remote(PackDesk).options(**options).remote()
 
 
-# ---- what Tune is given
+# ---- components passed to Tune
 
 
 class _NotPickled:
-    """Tune pickles its components to restore them later. The ledger holds our state, so there is nothing to pickle."""
+    """Tune pickles its components to restore them later. Ours have no state to restore: it is in the ledger."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
@@ -234,8 +236,8 @@ class _NotPickled:
 
 
 class SlotSearcher(_NotPickled, Searcher):
-    """Suggests slots while there is work for them. Slots without room wait: an autoscaler sees them, and nodes that
-    join are used."""
+    """Suggests slots while there is work for them. A slot that no node has room for stays pending, so that an
+    autoscaler starts a node for it, and a node that joins is used."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__(metric="packs", mode="max")
@@ -244,7 +246,7 @@ class SlotSearcher(_NotPickled, Searcher):
         self._suggested = 0
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
-        if self._scheduler.over:  # without any slot, Tune would wait for ten minutes
+        if self._scheduler.over:  # with None and no slot, Tune would wait for ten minutes
             return Searcher.FINISHED
         if self._suggested >= self.target or not self._scheduler.can_use(self._suggested + 1):
             return None
@@ -252,7 +254,7 @@ class SlotSearcher(_NotPickled, Searcher):
         return {"slot": trial_id}
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """Nothing: slots report to the desk."""
+        """Do nothing: slots report to the desk."""
 
     def save(self, checkpoint_path: str) -> None:
         pass
@@ -262,7 +264,7 @@ class SlotSearcher(_NotPickled, Searcher):
 
 
 class SweepStopper(_NotPickled, tune.Stopper):
-    """Stops all slots at the end, including those that wait for room."""
+    """Stops all slots at the end of the sweep, including pending ones."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -275,7 +277,7 @@ class SweepStopper(_NotPickled, tune.Stopper):
 
 
 class SweepCallback(_NotPickled, tune.Callback):
-    """Connects the scheduler with the desk, the nodes and Tune, between Tune's steps."""
+    """Runs between Tune's steps: exchanges packs and reports with the desk, and checks the nodes and the slots."""
 
     def __init__(
         self,
@@ -292,9 +294,9 @@ class SweepCallback(_NotPickled, tune.Callback):
         self._desk_closed = False
         self._failed: list[tuple[str, Failure]] = []
         self._last_heard: dict[str, float] = {}
-        """The time of the last message of every slot."""
+        """When each slot sent its last message."""
         self._refused: set[str] = set()
-        """Refused nodes that the user was told about."""
+        """Refused nodes that have been reported to the user."""
         self._exchanged = 0.0
         now = time.monotonic()
         self._checked_nodes = self._had_room = self._had_slots = self._had_takers = self._reported_busy = now
@@ -328,11 +330,11 @@ class SweepCallback(_NotPickled, tune.Callback):
         any_reports = self._exchange()
         for slot, failure in failed:
             self.scheduler.slot_failed(slot, failure)
-        if self._checked_nodes == now:  # after the exchange: the driver itself may have been stopped
+        if self._checked_nodes == now:  # after the exchange: heartbeats wait at the desk if the driver was suspended
             self._kill_hung_slots(now, [trial for trial in trials if trial.status == "RUNNING"])
-        if failed or any_reports:  # offer what this has opened at once
+        if failed or any_reports:  # offer the packs that these results allow without delay
             self._exchange()
-        if self.scheduler.over and not self._desk_closed:  # or Tune would wait until idle slots return
+        if self.scheduler.over and not self._desk_closed:  # otherwise Tune would wait for the calls of idle slots
             self._desk_closed = True
             self._desk.close.remote()
 
@@ -371,7 +373,7 @@ class SweepCallback(_NotPickled, tune.Callback):
     # ---- nodes join and leave
 
     def _check_nodes(self, now: float, running: int) -> None:
-        """`running`: the number of slots that run."""
+        """`running`: the number of running slots."""
         scheduler, capacity, health = self.scheduler, self.scheduler.capacity, self.scheduler.health
         there = nodes.current()
         usable = [node for node, resources in there.alive.items() if capacity.can_use(resources)]
@@ -398,7 +400,7 @@ class SweepCallback(_NotPickled, tune.Callback):
             log.warning("no node had room for a federation for %.0f s; the packs in flight start again", seconds)
             raise NoRoomError
         self._slots.target = max(possible, 1)
-        if self._elastic:  # as many again may wait for nodes that an autoscaler might start
+        if self._elastic:  # as many slots as run may be pending, so that an autoscaler starts nodes for them
             self._slots.target = min(possible + max(1, running), capacity.max_federations or 2**31)
         if running >= capacity.federations or not scheduler.can_use(running + 1):
             self._had_slots = now
@@ -423,12 +425,12 @@ class SweepCallback(_NotPickled, tune.Callback):
 
 
 def slot_resources(capacity: Capacity, without: Collection[str] = ()) -> tune.PlacementGroupFactory:
-    """What a slot needs. `without`: ids of nodes where it must not be placed."""
+    """The resources of a slot. `without`: ids of nodes on which it must not be placed."""
     options: dict[str, Any] = {}
     if without:
         selector = {NODE_LABEL: f"!in({','.join(sorted(without))})"}
         options["bundle_label_selector"] = [selector] * len(capacity.size.bundles)
-    # STRICT_PACK: "PACK" would spread a federation where a node has room for a part of it
+    # "pack" is STRICT_PACK: Ray's PACK would spread a federation if a node has room for only a part of it
     strategy = nodes.PLACEMENT[capacity.placement]
     return tune.PlacementGroupFactory([{}, *capacity.size.bundles], strategy=strategy, **options)
 
@@ -463,7 +465,7 @@ def _tuner(
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence Ray's own messages: what matters of them goes to the ledger and the log."""
+    """Silence Ray's own messages; the ledger and the log have the important ones."""
     logger = logging.getLogger("ray")
     before = logger.level, logger.propagate, list(logger.handlers)
     logger.handlers, logger.propagate = [logging.NullHandler()], False

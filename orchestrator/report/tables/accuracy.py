@@ -1,4 +1,4 @@
-"""The test score: by round, after the last round, and the number of rounds needed to come close to the baseline."""
+"""Tables of the test score by round and after the last round, and of the rounds to reach 95% of the baseline."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ROUNDS = Objective("rounds", "rounds", "Rounds", format_spec=".0f")
 
 
 def accuracy(results: Results, setting: str) -> Table:
-    """Form of tables 3 to 6, 8 and 9 of the DP-FedSOFIM paper."""
+    """The test score by round, in the form of tables 3 to 6, 8 and 9 of the DP-FedSOFIM paper."""
     objective, cells, evaluated = results.study.objective_spec, results.of(setting), _evaluated_rounds(results)
     printed = thinned(evaluated, MAX_ROUND_COLUMNS)
     groups = []
@@ -60,7 +60,7 @@ def accuracy(results: Results, setting: str) -> Table:
 
 
 def final_accuracy(results: Results, setting: str) -> Table:
-    """The last round, methods by budgets: the table to look at first."""
+    """The test score after the last round, methods by budgets: the main table."""
     objective = results.study.objective_spec
     by_budget = [results.of(setting, epsilon) for epsilon in results.study.epsilons]
     columns = [_column(mine, [cell.last for cell in mine]) for mine in by_budget]
@@ -80,8 +80,8 @@ def final_accuracy(results: Results, setting: str) -> Table:
 
 
 def rounds_to_95(results: Results, setting: str) -> Table | None:
-    """How soon a method comes close to the baseline's final accuracy. None without the baseline, or where the objective
-    is not accuracy: a share of a loss means nothing."""
+    """The first round at which each method reaches 95% of the baseline's final accuracy. None if the study lacks the
+    baseline, or if the objective is not accuracy: 95% of a loss would be no meaningful target."""
     baseline = next((method for method in results.study.methods if method.name == BASELINE), None)
     if baseline is None or results.study.objective_spec is not ACCURACY:
         return None
@@ -140,7 +140,7 @@ def _notes(results: Results, setting: str) -> list[str]:
 
 def _bold_rule(results: Results) -> str:
     if len(results.study.seeds.confirm) == 1:
-        return "the best score, and all that print the same"
+        return "the best score, and every score that is printed as the same number"
     return (
         "the best mean, and all that do not differ significantly from it (paired t-test over the seeds at 5%, Holm's "
         "correction over the methods)"
@@ -148,7 +148,8 @@ def _bold_rule(results: Results) -> str:
 
 
 def not_monotone(results: Results, setting: str) -> list[str]:
-    """Larger budgets that score significantly worse than smaller ones, which less noise does not explain, and why."""
+    """Sentences on cells that score significantly worse than the next smaller budget, with the likely cause. Less noise
+    alone should never reduce a score."""
     objective, sentences = results.study.objective_spec, []
     for method in results.study.methods:
         for strategy in results.study.variants:
@@ -189,8 +190,8 @@ def _rows(cells: Sequence[CellResult], columns: Sequence[Sequence[str]]) -> list
 
 
 def _column(cells: Sequence[CellResult], rounds: Sequence[int]) -> list[str]:
-    """The score of every cell after its round. Means over fewer seeds, cells with too little noise for their claim and
-    methods run as released are never bold."""
+    """The score of each cell after the given round. Never bold: means over fewer seeds, cells with less noise than
+    their claim needs, and methods run as their authors released them."""
     texts = []
     for cell, t in zip(cells, rounds, strict=True):
         mark = " †" if t in cell.curve and not cell.complete(t) else ""
@@ -206,7 +207,7 @@ def _first_round(cell: CellResult, target: float | None) -> int | None:
 
 
 def _seed_notes(results: Results, cells: Sequence[CellResult]) -> list[str]:
-    """Which means lack a seed, and why."""
+    """Notes on means that lack a seed, and on cells without a winner."""
     short, without = [], []
     for cell in cells:
         lost = [

@@ -110,7 +110,7 @@ def spread(results: Results) -> str:
 
 
 def bold_best(texts: Sequence[str], values: Sequence[float | None], objective: Objective) -> list[str]:
-    """The best value and all that print the same, if there are at least two to compare."""
+    """The best value and every value that is printed as the same number, if there are at least two to compare."""
     rounded = [None if value is None else float(objective.format(value)) for value in values]
     known = [value for value in rounded if value is not None]
     if len(known) < 2:
