@@ -248,7 +248,7 @@ def _parameters(method: Any) -> list[str]:
 def _signature(value: Any) -> str:
     parameters = []
     for name, parameter in inspect.signature(value).parameters.items():
-        default = "…" if callable(parameter.default) else repr(parameter.default)
+        default = "…" if callable(parameter.default) or "<" in repr(parameter.default) else repr(parameter.default)
         parameters.append(name if parameter.default is inspect.Parameter.empty else f"{name}={default}")
     return f"({', '.join(parameters)})"
 

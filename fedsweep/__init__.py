@@ -7,8 +7,8 @@
     model = fedsweep.train("features.npz", method="dp-fedgd", epsilon=1, hyperparameters={"learning_rate": 2})
     model.weights, model.account
 
-Functions take the options of the commands under the same names. An invalid argument raises `UserError` with one
-sentence that names it.
+The arguments of functions have the same names as the options of the commands. An invalid argument raises `UserError`
+with one sentence that names the argument.
 
 Stability: public; names in `__all__` change only with an entry in the changelog.
 """

@@ -29,8 +29,8 @@ SEEDS = tuple(FIRST_EVALUATION_SEED + k for k in range(20))
 
 
 class LiveTask:
-    """One method at one budget in one setting. The value of any configuration, its mean accuracy over many seeds, is
-    computed when it is asked for. Trials run in this process, as lanes of common packs, and every trial runs once."""
+    """A problem for hyperparameter tuners: one method at one budget in one setting. The value of a configuration is its
+    mean accuracy over many seeds, computed on request. Trials run in packs in this process, and each runs once."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class LiveTask:
 
     @property
     def space(self) -> SearchSpace:
-        """The axes that the study searches. Values beyond them are allowed."""
+        """The axes that the study searches. A configuration may have values outside them."""
         return self.cell.space
 
     def values(self, configurations: Sequence[Mapping[str, HyperValue]]) -> list[float]:
@@ -81,11 +81,12 @@ class LiveTask:
         return len(self._runner.outcomes)
 
     def optuna_objective(self) -> Callable[[optuna.Trial], float]:
-        """For `study.optimize`: every axis is sampled between its lowest and highest value, on its scale."""
+        """An objective for Optuna's `study.optimize`: every axis is sampled between its lowest and highest value, on
+        its scale."""
         return lambda trial: self.value(suggest(self.space, trial))
 
     def tune_trainable(self) -> Callable[[dict[str, Any]], None]:
-        """For `tune.Tuner`: the configuration is `config` itself."""
+        """A trainable for `tune.Tuner`, whose `config` is the configuration."""
 
         def trainable(config: dict[str, Any]) -> None:
             from ray import tune

@@ -90,13 +90,14 @@ Partitioner = Callable[[FeatureSet, PartitionSpec], list[Rows]]
 
 def head(name: str) -> Callable[[HeadFunction], HeadFunction]:
     """Register a function that returns a `Model`, for models that compute their own clipped gradients; a subclass of
-    `Head` is simpler. The function gets the text after the colon and the numbers of features and classes."""
+    `Head` is simpler. The function gets the text after the colon, the number of features and the number of classes."""
     return _register(name, models.HEADS, {form.partition(":")[0] for form in models.FORMS}, "head")
 
 
 def network(name: str) -> Callable[[NetworkFunction], NetworkFunction]:
-    """Register a network whose layers train. The function gets the numbers of features and classes and returns a torch
-    module with its weights: an `nn.Sequential`, or a module with a method `stages` that returns one."""
+    """Register a network whose layers are trained. The function gets the number of features and the number of classes.
+    It returns a torch module with its weights: an `nn.Sequential`, or a module with a method `stages` that returns
+    one."""
     return _register(name, models.NETWORKS, {"resnet20", "resnet32", "resnet44", "resnet56", "vgg16"}, "network")
 
 

@@ -42,7 +42,8 @@ def run_study(
     `results`: results folder or URL; default: results/NAME.
     `backend`: "ray", or "local" to run in this process; the results are the same.
     `address`: address of a Ray cluster; default: a local Ray that runs until the call returns.
-    `resources`: overrides of the study's resource settings for this run; resources never change results.
+    `resources`: overrides of the study's resource settings for this run; they change no result, apart from the last
+    bits between CPU and GPU.
     `view`: receives progress; default: none (`LineView` of orchestrator.execution.progress prints lines).
     """
     loaded, text = read_study(study)

@@ -37,9 +37,9 @@ class Account:
     unsampled: Mapping[Release, float]
     """The actual eps against an adversary who knows which rows, or users, were sampled."""
     delta: float
-    """The delta of both eps."""
+    """The delta of all these eps."""
     noise_multiplier: float
-    """sigma_g of the papers: a client's noise has standard deviation clip sigma_g / sqrt(clients)."""
+    """The papers' sigma_g: the standard deviation of a client's noise is clip sigma_g / sqrt(clients)."""
 
 
 @dataclass(frozen=True)
@@ -49,29 +49,29 @@ class Model:
     state: str
     """`done` or `diverged`."""
     weights: NDArray[np.float32] | None
-    """In the layout of the model; for a linear head (features + 1) x classes, the last row being the bias. None if the
-    run diverged."""
+    """The trained weights, in the layout of the model. A linear head has (features + 1) x classes weights, and the last
+    row is the bias. None if the run diverged."""
     metrics: Mapping[str, Mapping[int, float]]
-    """accuracy, loss, train_loss, ... by round."""
+    """accuracy, loss, train_loss, ...; each maps a round to a value."""
     account: Account
     """The privacy account."""
     hyperparameters: Mapping[str, HyperValue]
-    """All of the method, with defaults filled in."""
+    """All hyperparameters of the method, including defaults."""
     seconds_per_round: float
-    """Mean over the rounds."""
+    """Mean time of a round."""
     key: str | None
     """Hash of everything that can change the result; None for a run with secret noise."""
     _saved: SavedModel | None = field(repr=False)
 
     @property
     def accuracy(self) -> float | None:
-        """After the last round, in percent; None if the labels are not classes."""
+        """Accuracy after the last round, in percent; None if the labels are not classes."""
         by_round = self.metrics.get("accuracy") or {}
         return by_round[max(by_round)] if by_round else None
 
     def predict(self, x: NDArray[np.float32]) -> NDArray[np.int64] | NDArray[np.str_]:
-        """The most likely class of every row of features, which need no preprocessing: its original name, or its number
-        if the labels were numbers from 0."""
+        """The most likely class of every row: the class name, or the number if the labels were numbers from 0. `x` has
+        the features as in the data file, without preprocessing."""
         return self._require_saved().predict(x)
 
     def save(self, path: str | Path) -> None:
@@ -81,7 +81,7 @@ class Model:
 
     def to_torch(self, backbone: str = "") -> torch.nn.Module:
         """The model as a torch module: backbone and head, or only the head if the features came without a backbone.
-        `backbone`: MODULE:FUNCTION, if the backbone is a function of yours, which is then called."""
+        `backbone`: MODULE:FUNCTION of your own backbone. The function is called."""
         return self._require_saved().to_torch(backbone)
 
     def _require_saved(self) -> SavedModel:

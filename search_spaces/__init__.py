@@ -48,7 +48,7 @@ class SearchSpace:
     """Values that all configurations have."""
 
     def grid(self, axes: Mapping[str, Axis]) -> list[Configuration]:
-        """All combinations with the fixed values, each once; the last axis varies fastest."""
+        """All combinations of the values of `axes`, each with the fixed values. The last axis varies fastest."""
         names = list(axes)
         combinations = (dict(zip(names, values, strict=True)) for values in itertools.product(*axes.values()))
         return unique({**self.fixed, **combination} for combination in combinations)
@@ -60,7 +60,7 @@ class SearchSpace:
         return {**hyperparameters, **own} if own else hyperparameters  # without a copy: there may be a million
 
     def size(self, axes: Mapping[str, Axis]) -> int:
-        """The number of configurations of `grid`: no axis holds a value twice."""
+        """The number of configurations of `grid`."""
         return math.prod(len(axis) for axis in axes.values())
 
     def with_overrides(

@@ -2,6 +2,7 @@
 
 import ast
 import csv
+import inspect
 import json
 import re
 import runpy
@@ -9,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from abc import ABC
 
 import own_data
 import pytest
@@ -96,7 +98,8 @@ def test_the_reference_names_everything(site):
         assert f"| `{name}` |" in keys, path
         assert not section or f"## {section}\n" in keys, path
     python = (DOCS / "reference" / "python.md").read_text()
-    assert re.findall(r"^\| \S+ \|  \|", keys + python, flags=re.MULTILINE) == [], "a key without a text"
+    assert re.findall(r"^\| `.*?` \|  \|", keys + python, flags=re.MULTILINE) == [], "a key without a text"
+    assert inspect.getdoc(ABC) not in python, "a class without a docstring"
     methods = (DOCS / "reference" / "methods.md").read_text()
     for method in METHODS.values():
         for h in method.hyperparameters:

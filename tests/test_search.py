@@ -497,7 +497,7 @@ def test_clip_and_rounds_can_be_searched(tmp_path):
 
 def test_halving_needs_equal_rounds():
     axes = {"learning_rate": [0.1], "rounds": [2, 4]}
-    with pytest.raises(ValueError, match="DP-FedGD searches over rounds, but halving compares after equal rounds"):
+    with pytest.raises(ValueError, match="DP-FedGD tunes `rounds`, but halving compares configurations after equal"):
         study(methods=[{"name": "dp-fedgd", "coarse": axes}], search={"strategies": ["halving"]})
 
 

@@ -61,9 +61,9 @@ class TrainingOptions:
     ] = "replace-one"
     defaults: Annotated[
         Defaults,
-        "What applies where --clip, --center, --scale and --aggregate are not given. adaptive: features are scaled and "
-        "centred privately, clients weigh in proportion to their rows (record level), and the clip is 3. paper: the "
-        "main paper's choices: none of these, and clip 10. Any of --center, --center-bound, --scale and --length "
+        "Defaults of --clip, --center, --scale and --aggregate. adaptive: features are scaled and centred privately, "
+        "clients are weighted by their numbers of rows (record level), and the clip is 3. paper: as in the main paper: "
+        "no scaling, no centring, equal weights, clip 10. Any of --center, --center-bound, --scale and --length "
         "replaces scaling and centring as a whole.",
     ] = "adaptive"
     clip: Annotated[
@@ -85,12 +85,16 @@ class TrainingOptions:
         "Share of mu squared spent on a private mean that is subtracted from the features; 0: no centring.  "
         "[default: --defaults]",
     ] = None
-    center_bound: Annotated[float | None, "l2 bound on a row in the private mean, after scaling.  [default: 16]"] = None
+    center_bound: Annotated[
+        float | None, "l2 bound on a row in the private mean, after scaling.  [default: 16 with --center]"
+    ] = None
     scale: Annotated[
-        float | None, "Share of the budget for the private typical length of a row, which becomes about 8; 0: none."
+        float | None,
+        "Share of mu squared spent on a private estimate of the typical row length; rows are then scaled to a length "
+        "of about 8. 0: no scaling.  [default: --defaults]",
     ] = None
     length: Annotated[
-        float | None, "Typical length of a row, if it is public, instead of --scale; 0: not declared."
+        float | None, "Typical row length, if it is public knowledge; replaces --scale. 0: not given."
     ] = None
     aggregate: Annotated[
         Aggregate | None,
@@ -101,7 +105,7 @@ class TrainingOptions:
     train_on: Annotated[TrainOn, "all: every train row; train: all but the validation rows."] = "all"
     evaluate_on: Annotated[EvaluateOn, "Rows to evaluate on."] = "test"
     evaluate_every: Annotated[int, "Rounds between evaluations."] = 10
-    metrics: Annotated[list[str], "Further metrics to evaluate, such as macro_f1; the first is shown first."] = field(
+    metrics: Annotated[list[str], "Further metrics, such as macro_f1. Progress shows the first of them."] = field(
         default_factory=list
     )
     validation_fraction: Annotated[float, "Share of the train rows, or clients, held out for validation."] = 0.1
@@ -110,10 +114,10 @@ class TrainingOptions:
         bool, "Draw the noise from the operating system and do not record it, so that the model may be published."
     ] = False
     records: Annotated[
-        str, "Name of the records, shared by data files prepared from the same ones; see `fedsweep account`."
+        str, "Name of the records; data files prepared from the same records share it. See `fedsweep account`."
     ] = ""
     hosts: Annotated[
-        int | None, "Number of client hosts (processes).  [default: one per core; a small run needs no other process]"
+        int | None, "Number of client hosts (processes).  [default: one per core; a small run starts none]"
     ] = None
     address: Annotated[
         str | None, "Address of a Ray cluster; without it, a local Ray is started, unless the run is small."
@@ -128,11 +132,11 @@ class TrainingOptions:
         return self.defaults == "adaptive" and self.hyperparameters.get("as_released") is not True
 
     def aggregation(self) -> Aggregate:
-        """The weights of the clients, by the defaults if they are not given."""
+        """How clients are weighted: `aggregate`, or the default if it is not given."""
         return self.aggregate or ("size" if self._adaptive and self.level == "record" else "uniform")
 
     def preprocess(self) -> PreprocessSettings:
-        """Checked; its shares may be `auto`."""
+        """The checked settings of preprocessing. Shares may be `auto`."""
         from orchestrator.study.settings.preprocess import ADAPTIVE, PreprocessSettings
         from trainables.federation.trial_spec import Preprocess
 

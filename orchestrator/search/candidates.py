@@ -34,11 +34,11 @@ class Candidate:
         return all(key in outcomes for key in self.keys)
 
     def rank(self, outcomes: Outcomes, objective: Objective = ACCURACY) -> Rank:
-        """Its sort key: smaller is better."""
+        """The sort key of the candidate: smaller is better."""
         return Rank.of([outcomes[key] for key in self.keys], objective)
 
     def scores(self, outcomes: Outcomes) -> list[float | None]:
-        """By seed; None for a trial that did not finish."""
+        """The score for each seed; None for a trial that did not finish."""
         return [score if state == "done" else None for state, score, _ in (outcomes[key] for key in self.keys)]
 
     def finished_scores(self, outcomes: Outcomes) -> list[float]:
@@ -58,7 +58,7 @@ class Rank(NamedTuple):
     failed: int
     """Seeds on which the trial failed or diverged."""
     cost: float
-    """Mean over the finished trials; infinite if there is none."""
+    """Mean cost over the finished trials; infinite if there is none."""
     loss: float
     """Mean validation loss over the finished trials."""
 

@@ -20,23 +20,23 @@ class History:
     """All trials of the search so far and their outcomes."""
 
     task: SearchTask
-    """What the search is about."""
+    """The search space and settings."""
     seeds_of_stage: Callable[[str], list[int]]
     """The seeds that each configuration of a stage runs with."""
     outcomes: Outcomes
     """Outcomes of all trials that have ended, by key."""
     stages: dict[str, list[str]] = field(default_factory=dict)
-    """Keys of the trials of every stage that has been opened, by configuration, then by seed."""
+    """The keys of the trials of every stage that has started, ordered by configuration, then by seed."""
     configurations: Mapping[str, Configuration] = field(default_factory=dict)
-    """By the key of a candidate's first trial."""
+    """The configuration of every candidate, by the key of its first trial."""
     trial_seeds: Mapping[str, int] = field(default_factory=dict)
-    """Seeds of the trials, by key, where each has its own."""
+    """The seeds of trials, by key, if the strategy chooses one seed per configuration."""
     budgets: Sequence[History] = ()
     """For strategies that search budgets together: the histories of all cells with the same method and setting, this
     one included, in the order of the study's budgets."""
     memo: dict[str, Any] = field(default_factory=dict)
-    """A cache for the strategy, of values that follow from the other fields. It may be empty at any call. Searches of
-    budgets that are searched together share it."""
+    """A cache for the strategy. Store only values that can be computed from the other fields: it may be empty at any
+    call. Budgets that are searched together share it."""
     _listed: dict[str, tuple[list[str], int, list[Candidate]]] = field(default_factory=dict, repr=False, compare=False)
     """The candidates of a stage, with the list of its trials and its length when they were listed."""
 
@@ -45,7 +45,7 @@ class History:
         return self.configurations[candidate.key]
 
     def candidates(self, *stages: str, unique: bool = True) -> list[Candidate]:
-        """The candidates of these stages, in order; each once."""
+        """The candidates of these stages, in order. `unique`: a candidate of several stages is listed once."""
         if unique:
             found = [candidate for stage in stages for candidate in self._unique(stage)]
             return found if len(stages) == 1 else list(dict.fromkeys(found))
@@ -67,15 +67,15 @@ class History:
         return len(self.seeds_of_stage(stage)) or 1
 
     def ended(self, *stages: str) -> list[Candidate]:
-        """The candidates of these stages all of whose trials have ended."""
+        """The candidates of these stages whose trials have all ended."""
         return [candidate for candidate in self.candidates(*stages) if candidate.ended(self.outcomes)]
 
     def rank(self, candidate: Candidate) -> Rank:
-        """Its sort key: smaller is better."""
+        """The sort key of a candidate: smaller is better."""
         return candidate.rank(self.outcomes, self.task.objective)
 
     def ranked(self, *stages: str) -> list[Candidate]:
-        """The candidates of these stages, best first; without those of which no trial finished."""
+        """The candidates of these stages, best first; candidates without a finished trial are left out."""
         return selection.ranked(self.ended(*stages), self.outcomes, self.task.objective)
 
     def best(self, *stages: str) -> Candidate | None:

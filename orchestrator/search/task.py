@@ -48,7 +48,7 @@ class SearchTask:
     seeds: tuple[int, ...] = ()
     """The search seeds."""
     noise_by_rounds: Callable[[int], float] | None = field(default=None, compare=False)
-    """What `noise` returns; None where nothing is proposed."""
+    """The function behind `noise`; None if the strategy will not be asked for proposals."""
     secret: bytes = b""
     """Random bytes of this cell, for strategies that publish only their winner."""
 
@@ -59,7 +59,7 @@ class SearchTask:
         return self.trials or grids
 
     def noise(self, rounds: int) -> float:
-        """The noise multiplier of a run with this many rounds: the standard deviation of a round's noise, relative to
-        the sensitivity, with which the run has the cell's budget. 0 without privacy."""
+        """The noise multiplier with which a run of this many rounds meets the cell's budget: the standard deviation of
+        a round's noise, divided by the sensitivity. 0 without privacy."""
         assert self.noise_by_rounds is not None
         return self.noise_by_rounds(rounds)

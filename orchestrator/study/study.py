@@ -71,7 +71,7 @@ class Study(Section):
     explains it. paper: the main paper's choices, which are the defaults of those keys."""
     privacy: PrivacyStudySettings = PrivacyStudySettings()
     preprocess: PreprocessSettings = PreprocessSettings()
-    """Private centring of the features: {center: SHARE of mu squared, bound: l2 bound on a row}."""
+    """Private scaling and centring of the features."""
     aggregate: Aggregate = "uniform"
     """Weight of each client in the mean of the releases: equal (uniform), or proportional to |D_i| (size)."""
     rounds: RoundSettings = RoundSettings()

@@ -35,9 +35,9 @@ class SavedModel:
     """A model in a file, with the trial that trained it."""
 
     weights: NDArray[np.float32]
-    """(d,), for features without preprocessing."""
+    """(d,), for features as in the data file, without preprocessing."""
     model: str
-    """As in a study, such as `softmax`."""
+    """Name of the model as in a study, such as `softmax`."""
     features: int
     """Number of features of a row."""
     classes: int
@@ -47,14 +47,14 @@ class SavedModel:
     class_names: tuple[str, ...] = ()
     """The original labels, by class; () if they were numbers."""
     schema: str = ""
-    """JSON text of the schema by which rows of a table become features, which is public; "" if there was none."""
+    """JSON text of the schema that converts rows of a table to features; "" if there was none. It is public."""
 
     backbone: str = ""
-    """JSON text about the backbone that the features come from, which is public; "" if it is not known."""
+    """JSON text that describes the backbone of the features; "" if it is not known. It is public."""
 
     def save(self, path: Path) -> None:
-        """Atomic; an existing file is not overwritten. A network is saved as safetensors: the state dict of the plain
-        torch module, with the provenance as metadata."""
+        """Save the model atomically; an existing file is not overwritten. A network is saved as safetensors: the state
+        dict of the plain torch module, with the provenance as metadata."""
         check_file_name(path, self.model)
         if is_network(self.model):
             network = models.parse(self.model, features=self.features, classes=self.classes)
@@ -123,7 +123,7 @@ class SavedModel:
             read_backbone(self.backbone)
 
     def predict(self, x: NDArray[np.float32]) -> NDArray[np.int64] | NDArray[np.str_]:
-        """The most likely class of every row: its original name, or its number if the labels were numbers from 0."""
+        """The most likely class of every row: the class name, or the number if the labels were numbers from 0."""
         if self.model == "poisson":
             raise UserError("a model of counts predicts no classes; use its scores")
         numbers = self.scores(np.asarray(x, dtype=np.float32)).argmax(1)

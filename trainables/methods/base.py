@@ -47,9 +47,9 @@ class Hyperparameter:
     """A number, a boolean or a choice, with its default and its allowed values."""
 
     name: str
-    """As in study files."""
+    """Name in study files."""
     default: HyperValue
-    """If neither the search space nor the study sets it."""
+    """The value if neither the search space nor the study sets it."""
     description: str
     """A phrase for `fedsweep methods`."""
     low: float = -math.inf
@@ -65,7 +65,8 @@ class Hyperparameter:
     choices: tuple[str, ...] = ()
     """The allowed words, for a choice."""
     shared: bool = False
-    """Lanes with different values cannot share a pack. For loop counts and for what selects the client program."""
+    """Whether all lanes of a pack must have the same value. Set it for loop counts and for hyperparameters that select
+    the client program."""
     boolean: bool = False
     """Whether it is true or false."""
     auto: bool = False
@@ -102,6 +103,7 @@ class Hyperparameter:
 
 
 def learning_rate(default: float) -> Hyperparameter:
+    """The hyperparameter `learning_rate`: the server's step size, above 0."""
     return Hyperparameter("learning_rate", default, "server step size", low=0, open_low=True)
 
 
@@ -137,7 +139,7 @@ class Run:
     hypers: Hypers
     """The method's hyperparameters, as plain values."""
     sizes: tuple[int, ...]
-    """|D_i| of every client."""
+    """|D_i|, the number of rows, of every client."""
     seed: int
     """Seed of the public choices, such as the clients sampled for a round; secrets never derive from it."""
 
@@ -178,7 +180,7 @@ class ClientRound(Protocol):
     rounds: int
     """Number of rounds of the run."""
     size: torch.Tensor
-    """|D_i|, shaped to divide a release."""
+    """|D_i|, the client's number of rows, in a shape that divides a release."""
     clip: torch.Tensor
     """C, the l2 bound on the contribution of a record (or a user), (lanes, 1)."""
     hypers: Mapping[str, torch.Tensor]
@@ -191,8 +193,9 @@ class ClientRound(Protocol):
     """The model that is trained."""
 
     def rows_by_centre(self) -> Iterator[tuple[slice | torch.Tensor, Shard]]:
-        """The clients' rows, for computations other than gradients: lanes whose features have the same centre, and
-        their rows with this centre subtracted. If features are not centred, all lanes and the rows."""
+        """The clients' rows, for computations other than gradients. Yields, for every distinct centre of the features,
+        the lanes with that centre and the rows minus the centre. Without centring, yields all lanes and the rows
+        once."""
 
     def for_distinct_noises(self, function: Callable[[Shard], torch.Tensor]) -> torch.Tensor:
         """For `prepare`: apply `function` to the rows once for every distinct noise among the lanes. `function` returns
@@ -219,19 +222,19 @@ class ClientRound(Protocol):
         give the same noise, so factor = -1 cancels earlier noise. `size`: by default the number of weights."""
 
     def noise_std(self, purpose: str) -> torch.Tensor:
-        """The standard deviation of that noise, (lanes, 1)."""
+        """The standard deviation of the noise for `purpose`, (lanes, 1)."""
 
     def distinct_noise(self, purpose: str, size: int) -> torch.Tensor:
         """For `prepare`: every distinct noise among the lanes once, (clients, noises, size)."""
 
     def turn_mask(self, every: int) -> torch.Tensor:
-        """1 if this round is the client's turn, else 0. Every client has a turn once in `every` rounds, publicly."""
+        """1 if this round is the client's turn, else 0. Each client has one turn in `every` rounds, publicly."""
 
     def noised_update(self, update: torch.Tensor, scale: torch.Tensor | float = 1.0) -> torch.Tensor:
         """A user's update plus `scale` times the noise for "gradient"; `scale` must be public.
 
-        With secret participation q the release is (b update + noise) / q, where b is a secret coin of probability q:
-        every user answers, and the mean over all users has the right expectation."""
+        With secret participation q, the release is (b update + noise) / q, where b is secretly 1 with probability q,
+        else 0. Every user sends a release, and the mean over all users has the right expectation."""
 
     def zeros(self) -> torch.Tensor:
         """Zeros in the shape of the weights, for initial state."""
@@ -245,7 +248,7 @@ class ClientProgram(ABC):
     prepares: ClassVar[bool] = False
     """Whether clients release something once before the first round."""
     allows_secret_participation: ClassVar[bool] = False
-    """Whether every release is a `noised_update`, so a user can keep secret whether it takes part."""
+    """Whether every release is a `noised_update`. Only then can a user keep secret whether it takes part."""
     adapts_clip: ClassVar[bool] = False
     """Whether the clip changes during the run, starting from the one in the privacy settings."""
 
@@ -310,9 +313,9 @@ class Method(ABC):
     """A federated learning algorithm. Instances have no state of their own."""
 
     name: ClassVar[str]
-    """In study files and on the command line, e.g. dp-fedgd."""
+    """Name in study files and on the command line, e.g. dp-fedgd."""
     title: ClassVar[str]
-    """In tables, e.g. DP-FedGD."""
+    """Name in tables, e.g. DP-FedGD."""
     paper: ClassVar[str]
     """The paper it comes from."""
     hyperparameters: ClassVar[tuple[Hyperparameter, ...]]

@@ -12,10 +12,10 @@ from trainables.lazy import torch
 
 
 class Predictions(NamedTuple):
-    """The scores that one model gives to every row, and what is true of the rows."""
+    """A model's scores for every row, with the true labels and the clients of the rows."""
 
     scores: torch.Tensor
-    """(rows, classes), float64: the higher, the more likely. Their softmax are the model's probabilities."""
+    """(rows, classes), float64; higher for more likely classes. Their softmax gives the model's probabilities."""
     labels: torch.Tensor
     """(rows,), 0 to classes - 1."""
     clients: torch.Tensor | None
@@ -38,15 +38,17 @@ class Predictions(NamedTuple):
 
     @property
     def better(self) -> torch.Tensor:
-        """(rows,), number of other classes whose score is at least that of the true class: 0 if it is classified
-        correctly. A tie counts against the model, so weights of zero get no credit."""
+        """(rows,), the number of other classes whose score is at least that of the true class; 0 if the row is
+        classified correctly. A tie counts against the model, so weights of zero get no credit."""
         of_label = self.scores.gather(1, self.labels.unsqueeze(1))
         return (self.scores >= of_label).sum(1) - 1
 
 
 class Metric(ABC):
+    """A measure of how well a model predicts the rows that it is evaluated on."""
+
     name: ClassVar[str]
-    """As in `objective` and `metrics` of a study file."""
+    """Name in `objective` and `metrics` of a study file."""
     title: ClassVar[str]
     """Name in tables."""
     percent: ClassVar[bool] = True

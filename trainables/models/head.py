@@ -22,11 +22,14 @@ Weights = Mapping[str, "torch.Tensor"]
 
 
 class Head(ABC):
+    """A model on the features. Subclasses define its weights and the scores of one row."""
+
     name: ClassVar[str]
-    """As in a study: `model: NAME`, or `model: NAME:PARAMETER`."""
+    """Name in a study: `model: NAME`, or `model: NAME:PARAMETER`."""
     linear_in_features: ClassVar[bool] = False
     """Whether the first weights are a matrix (features + 1, k) that multiplies the features, and the features are used
-    nowhere else. Only then can the features be centred: the model is converted to one of uncentred features."""
+    nowhere else. Only such models can use centred features, because a trained model is converted to one for uncentred
+    features."""
 
     def __init__(self, parameter: str, features: int, classes: int) -> None:
         """`parameter`: the text after the colon."""
@@ -38,8 +41,8 @@ class Head(ABC):
 
     @abstractmethod
     def forward(self, weights: Weights, x: torch.Tensor) -> torch.Tensor:
-        """The scores (classes,) of one row; `x` has the features, then a constant 1. Plain torch operations, without
-        branches that depend on values."""
+        """The scores (classes,) of one row; `x` has the features, followed by a constant 1. Use plain torch operations,
+        without branches that depend on values."""
 
     def loss(self, scores: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
         """The loss of one row; default: cross-entropy."""
@@ -59,16 +62,17 @@ class Head(ABC):
 
     @property
     def width(self) -> int:
-        """Numbers per row and lane that a gradient needs, for the size of chunks."""
+        """How many numbers a gradient needs per row and lane. Determines the size of chunks."""
         return self.dimension
 
     def arrays(self, weights: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Flat weights (d,) as named arrays."""
+        """Split flat weights (d,) into named arrays."""
         parts = torch.split(weights, list(self.blocks))
         return {name: part.view(shape) for part, (name, shape) in zip(parts, self.shapes().items(), strict=True)}
 
     def initial(self, seed: int) -> torch.Tensor:
-        """Matrices ~ N(0, s^2), s = 0.5 sqrt(2 / (inputs + outputs)), as in the linear head; vectors 0."""
+        """The initial weights. Default: matrices ~ N(0, s^2), s = 0.5 sqrt(2 / (inputs + outputs)), as in the linear
+        head, and vectors of zeros."""
         drawn = torch.from_numpy(Address(seed, SERVER, 0, 0, "initial weights").normal(self.dimension))
         scales = [0.5 * math.sqrt(2 / (s[0] + s[-1])) if len(s) > 1 else 0.0 for s in self.shapes().values()]
         return drawn * torch.repeat_interleave(torch.tensor(scales), torch.tensor(self.blocks))
@@ -82,6 +86,7 @@ class Head(ABC):
         diagnose: bool = False,
         automatic: bool = False,
     ) -> tuple[torch.Tensor, Diagnostics | None]:
+        """The sum of the clipped gradients of the rows, per client and lane."""
         from trainables.models import per_example  # imports torch
 
         total, diagnostics = per_example.clipped_gradient_sum(
@@ -92,10 +97,12 @@ class Head(ABC):
         return total, diagnostics if diagnose else None
 
     def scores(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """The scores (rows, classes) of several rows."""
         return torch.func.vmap(self.forward, in_dims=(None, 0))(self.arrays(weights), x)
 
     def evaluate(self, shard: Shard, theta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """A tie for the highest score counts as wrong, as in the linear head."""
+        """The mean loss (lanes,), and whether each row is classified correctly (lanes, rows). A tie for the highest
+        score counts as wrong, as in the linear head."""
         step = max(1, CELLS // self.dimension)
         losses = torch.zeros(theta.shape[0], dtype=torch.float64, device=theta.device)
         correct = torch.zeros(theta.shape[0], shard.rows, dtype=torch.bool, device=theta.device)

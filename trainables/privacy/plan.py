@@ -110,16 +110,19 @@ class Event:
     share: float = 1.0
     """The share of the budget (of mu squared) for all releases of this purpose together."""
     aggregated: bool = True
-    """Whether secure aggregation gets credit for the other clients' noise. It does not if a release depends on the
-    client's own earlier noise, as local steps after the first do: later sums then reveal earlier noise."""
+    """Whether the account counts the other clients' noise under secure aggregation. Set it to False if a release
+    depends on the client's own earlier noise, as local steps after the first do: later sums then reveal earlier
+    noise."""
     sampling: float = 1.0
     """Probability that a record (or user) is in one release, drawn secretly and independently for every release."""
     hidden_by_sum: bool = False
-    """Whether only a sum hides who takes part, so that `sampling` gets no credit under local release."""
+    """Whether participation is secret only in a sum of releases. The account then ignores `sampling` under local
+    release."""
     equal_weights: bool = False
     """Whether all clients have weight 1 in the sum of releases, whatever their size."""
     calibrated_for: float | None = None
-    """The sensitivity that the noise is calibrated for, if a released program uses a wrong one; None: `sensitivity`."""
+    """The sensitivity that the noise is calibrated for. Differs from `sensitivity` only for authors' programs that use
+    a wrong one; None: `sensitivity`."""
 
 
 @dataclass(frozen=True)

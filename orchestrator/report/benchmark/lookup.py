@@ -28,12 +28,12 @@ MOST_VALUES = 10**9
 
 @dataclass(frozen=True)
 class Task:
-    """One method at one budget in one setting: the problem of a tuner."""
+    """A problem for hyperparameter tuners: one method at one budget in one setting."""
 
     trials: pd.DataFrame
     """One row per trial."""
     metric: str = "accuracy"
-    """What curves show."""
+    """The metric of `curve` and of the objectives: accuracy or loss."""
     seeds: tuple[int, ...] | None = None
     """The seeds to average over; None: all."""
 
@@ -92,7 +92,7 @@ class Task:
         return {self._point(json.loads(str(text))) for text in cut.index[cut]}
 
     def was_cut(self, configuration: Mapping[str, Any]) -> bool:
-        """Whether all its trials stopped before the last round."""
+        """Whether successive halving stopped all finished trials of a configuration before the last round."""
         return self._point(configuration) in self._cut
 
     def _point(self, configuration: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -109,8 +109,9 @@ class Task:
     # ---- tuners
 
     def optuna_objective(self, rounds: int | None = None) -> Callable[[optuna.Trial], float]:
-        """For `study.optimize`: axes are categorical. A combination that was never run, diverged, or was stopped by
-        halving is pruned. Rounds are reported as steps, so pruners work."""
+        """An objective for Optuna's `study.optimize`. Axes are categorical, and rounds are reported as steps, for
+        pruners. A combination that was never run, diverged, or was stopped by halving is pruned. `rounds`: the round to
+        stop after; default: the last."""
 
         def objective(trial: optuna.Trial) -> float:
             import optuna
@@ -136,8 +137,8 @@ class Task:
         return objective
 
     def tune_trainable(self) -> Callable[[dict[str, Any]], None]:
-        """For `tune.Tuner`, with `param_space={"configuration": tune.grid_search(task.configurations)}` or a choice of
-        them: reports the metric by round."""
+        """A trainable for `tune.Tuner` that reports the metric by round. Use it with
+        `param_space={"configuration": tune.grid_search(task.configurations)}`, or with `tune.choice`."""
         curves = {json.dumps(each, sort_keys=True): self.curve(each) for each in self.configurations}
         metric = self.metric
 

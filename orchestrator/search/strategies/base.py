@@ -38,20 +38,20 @@ class Strategy(ABC):
     `expected`; everything else has a default."""
 
     name: ClassVar[str]
-    """As in `search.strategies` of a study file."""
+    """Name in `search.strategies` of a study file."""
     stages: ClassVar[tuple[str, ...]]
-    """Every stage it may have, in order. Names are unique among all strategies."""
+    """All stages that it may have, in order. No other strategy may have a stage of the same name."""
     Settings: ClassVar[type[Section]] = Section
     """Its own section of a study file, `search: {NAME: ...}`."""
     extends_stages: ClassVar[bool] = False
-    """Whether it adds to a stage after results of that stage: the results it has seen are then final."""
+    """Whether it may add configurations to a stage after it has seen results of that stage, which are then final."""
     searches_budgets_together: ClassVar[bool] = False
     """Whether it proposes for all budgets of a method in a setting at the same time: it is asked when the trials of all
     these cells have ended, and `history.budgets` holds the results of all of them."""
     chooses_seeds: ClassVar[bool] = False
     """Whether its proposals name one of the search seeds (`task.seeds`) for every configuration."""
     samples_ranges: ClassVar[bool] = True
-    """Whether values are sampled from ranges; False: they lie on a grid."""
+    """Whether values are sampled from ranges, not taken from a grid."""
     publishes_only_winner: ClassVar[bool] = False
     """Whether nothing but the winner may be shown; only for the strategy `private`, whose privacy cost is known."""
     caption: ClassVar[str] = ""
@@ -63,10 +63,11 @@ class Strategy(ABC):
 
     @abstractmethod
     def expected(self, task: SearchTask) -> dict[str, int]:
-        """Configurations of every stage that will run if no trial fails, as far as known before the first result."""
+        """For each stage, the number of configurations that run if no trial fails, as far as known before the first
+        result."""
 
     def competing(self, stages: Container[str]) -> tuple[str, ...]:
-        """Which of these stages hold the candidates for the win."""
+        """Which of these stages have the candidates that can win."""
         return tuple(stage for stage in self.stages if stage in stages)
 
     def planned_rounds(self, stage: str, rounds: StageRounds) -> int:
@@ -78,12 +79,12 @@ class Strategy(ABC):
         return planned
 
     def finalists(self, task: SearchTask, history: History, count: int) -> list[Configuration] | None:
-        """The configurations that meet in the contest, best first, at most `count`. None: those with the best mean
-        score of the search."""
+        """The configurations that enter the contest, best first, at most `count`. None: those with the best mean score
+        in the search."""
         return None
 
     def adds_configurations(self, stage: str) -> bool:
-        """Whether a stage may hold configurations that no earlier stage held."""
+        """Whether a stage may have configurations that no earlier stage had."""
         return True
 
     def restarts(self, stage: str) -> bool:
@@ -91,7 +92,7 @@ class Strategy(ABC):
         return False
 
     def already_run(self, task: SearchTask) -> dict[str, int]:
-        """Expected configurations of a stage that an earlier stage has run with the same rounds."""
+        """For each stage, how many of its expected configurations an earlier stage has run with the same rounds."""
         return {}
 
     def fixed_configurations(self, task: SearchTask) -> dict[str, list[Configuration]]:
@@ -107,14 +108,14 @@ class Strategy(ABC):
         return False
 
     def check_space(self, space: SearchSpace) -> str:
-        """What makes this search space unusable, to follow the method's name in an error message; empty if nothing."""
+        """Why this search space cannot be used; empty if it can. In the error message, it follows the method's name."""
         return ""
 
     def check_settings(self, settings: Section) -> str:
-        """What makes these settings unusable here, such as a missing package; empty if nothing. Checked before a sweep
-        starts, but not when its results are read."""
+        """Why these settings cannot be used here, such as a missing package; empty if they can. Called before a sweep
+        starts, but not when results are read."""
         return ""
 
     def choose(self, task: SearchTask, history: History) -> Choice | None:
-        """The winner, for strategies that publish only it; the others leave this to the study's selection rule."""
+        """The winner, for strategies with `publishes_only_winner`. For others, the study's selection rule applies."""
         raise NotImplementedError

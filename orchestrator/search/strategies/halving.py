@@ -1,4 +1,4 @@
-"""Successive halving: many random configurations run a few rounds, the best of them more, the last ones all rounds."""
+"""Successive halving: many random configurations run a few rounds, and only the best continue, rung by rung."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ RUNGS = ("rung-1", "rung-2", "rung-3", "rung-4", "rung-5")
 
 class HalvingSettings(Section):
     """Random configurations run a few rounds, and the best of each rung continue, until the last rung has run all
-    rounds. This takes at most as many rounds as `trials` configurations that run to the end."""
+    rounds. In total, this takes about as many rounds as `trials` configurations that run to the end, or fewer."""
 
     rungs: int = Field(default=3, ge=2, le=len(RUNGS))
     """Number of rungs. The last one runs all rounds."""
     keep: float = Field(default=1 / 3, gt=0, lt=1)
-    """Share of a rung that continues on the next, which ends after 1 / keep times as many rounds."""
+    """Share of the configurations of a rung that continue to the next. The next rung ends after 1 / keep times as many
+    rounds."""
     seed: int = Field(default=42, ge=0, lt=2**32)
     """Seed of the sampler."""
 
@@ -34,12 +35,13 @@ class HalvingSettings(Section):
         return RUNGS[: self.rungs]
 
     def rounds(self, last: int) -> list[int]:
-        """Rounds of each rung, if the last runs `last`."""
+        """The round after which each rung ends, if the last ends after round `last`."""
         return [_ceil(last * self.keep**above) for above in reversed(range(self.rungs))]
 
     def sizes(self, trials: int, last: int) -> list[int]:
-        """Configurations on each rung, if none fails, at the cost of `trials` configurations with `last` rounds if
-        every rung started at round 0. Less is computed, because survivors continue."""
+        """The number of configurations on each rung, if none fails. If every rung started at round 0, all rungs
+        together would take about as many rounds as `trials` configurations with `last` rounds each. They take fewer,
+        because the configurations that are kept continue where they stopped."""
         cost = sum(self.keep**n * rounds / last for n, rounds in enumerate(self.rounds(last)))
         sizes = [max(1, int(trials / cost))]
         while len(sizes) < self.rungs:
@@ -47,18 +49,18 @@ class HalvingSettings(Section):
         return sizes
 
     def continuing(self, count: int) -> int:
-        """How many of `count` configurations continue."""
+        """How many of the `count` configurations of a rung continue."""
         return _ceil(count * self.keep)
 
 
 def _ceil(amount: float) -> int:
-    """Rounded up to at least 1, but not because of the last bits of a product."""
+    """Round up, to at least 1. An excess below 1e-9 is a rounding error and is ignored."""
     return max(1, math.ceil(round(amount, 9)))
 
 
 class Halving(Strategy):
-    """A survivor is a new trial with more rounds. Its result does not depend on whether it continues from the state of
-    the earlier trial (`trainables.federation.continuation`) or starts at round 0."""
+    """A configuration that continues gets a new trial with more rounds. The result is the same whether that trial
+    continues from the state of the earlier one (`trainables.federation.continuation`) or starts at round 0."""
 
     name = "halving"
     stages = RUNGS
@@ -100,7 +102,9 @@ class Halving(Strategy):
         return True
 
     def check_space(self, space: SearchSpace) -> str:
-        return "searches over rounds, but halving compares after equal rounds" if "rounds" in space.coarse else ""
+        if "rounds" not in space.coarse:
+            return ""
+        return "tunes `rounds`, but halving compares configurations after equal numbers of rounds"
 
 
 def _settings(settings: Section) -> HalvingSettings:

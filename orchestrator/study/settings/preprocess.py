@@ -1,4 +1,4 @@
-"""The `preprocess` section."""
+"""The `preprocess` section of a study file."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ class PreprocessSettings(Section):
     """Preprocessing of the features before the first round."""
 
     center: Share = 0.0
-    """Share of the budget (of mu squared) spent on a private mean, which is subtracted from the features; auto: by the
-    rule in defaults.md, which may be 0."""
+    """Share of the budget (of mu squared) spent on a private mean of the rows, which is subtracted from the features;
+    0: no centring; auto: set by the rule in defaults.md."""
     bound: float = Field(default=Preprocess().bound, gt=0, allow_inf_nan=False)
-    """l2 bound on a row in that mean, after scaling."""
+    """l2 bound on a row in the private mean, after scaling."""
     shrink: bool = False
-    """Whether that mean is shrunk towards 0, the more of its length is noise: where noise prevails, features are hardly
-    centred. It costs no budget."""
+    """Whether the private mean is shrunk towards 0, by an amount that grows with the share of noise in it. A mean that
+    is mostly noise then hardly changes the features. This costs no budget."""
     scale: Share = 0.0
-    """Share of the budget spent on the typical length of a row, which scales the features to a length of about 8; auto:
-    by the rule in defaults.md."""
+    """Share of the budget (of mu squared) spent on a private estimate of the typical length of a row. Rows are then
+    scaled to a length of about 8. 0: no scaling; auto: set by the rule in defaults.md."""
     length: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """The typical length of a row where it is public knowledge, instead of `scale`; 0: it is not declared."""
+    """The typical length of a row, if it is public knowledge; replaces `scale`. 0: not given."""
 
     @model_validator(mode="after")
     def _one_length(self) -> PreprocessSettings:
