@@ -86,8 +86,8 @@ class CellSearch:
             self.trial_seeds.update((trial.key, trial.seed) for trial in trials)
 
     def next_stage(self) -> tuple[str, list[TrialSpec]]:
-        """The stage to open now that all trials so far have ended, and its trials. None for "confirm": the search has
-        ended. None for "contest": searches of neighbouring budgets, whose winners may join it, still run."""
+        """The stage to open now that all trials so far have ended, and its trials. "confirm" without trials: the search
+        has ended. "contest" without trials: searches of neighbouring budgets, whose winners may join it, still run."""
         if "confirm" in self.stages:
             return "confirm", []
         if "contest" not in self.stages:
