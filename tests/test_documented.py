@@ -17,6 +17,7 @@ PLACEHOLDERS = {  # placeholder in the documentation: value in this test
     "[DIR2]": "results/b",
     "DIR...": "results/a",
     "DIR": "results/quickstart",
+    "METHOD": "dp-fedgd",
     "FORM": "csv",
     "FILE": "results/cifar10-resnet20/export/trials.parquet",
     "MODULE:CLASS": "examples/plugin/heavy_ball.py:DPHeavyBall",
