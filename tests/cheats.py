@@ -275,6 +275,54 @@ class HugeNumber(Honest):
         return super().step(t, theta, G, state, hypers)
 
 
+class HugeConstant(Honest):
+    """The audit must not take what has hardly any noise for the rounding of the constant. Releases are float64."""
+
+    constant, scale, quiet = 1e12, 1.0, 1e-6
+
+    def program(self, hypers, level="record"):
+        def release(client, theta):
+            noise = client.noise("gradient").double()
+            if theta.shape[-1] > 8:  # a small model is audited by statistics
+                noise[..., 0] *= 1000
+                noise[..., 8:] *= self.quiet
+            found = (gradients(client, theta).double() + noise) / client.size
+            return self.constant_of(client.t) + self.scale * found
+
+        return released(release)()
+
+    def constant_of(self, t):
+        return self.constant
+
+    def releases(self, run):
+        return (Event("gradient", run.rounds, run.privacy.sensitivity, aggregated=False),)
+
+    def step(self, t, theta, G, state, hypers):
+        return super().step(t, theta, (G.double() - self.constant_of(t)) / self.scale, state, hypers).to(theta.dtype)
+
+
+class CancellingConstant(HugeConstant):
+    """Added in one round and subtracted in the next."""
+
+    constant = 1e9
+
+    def constant_of(self, t):
+        return self.constant * (-1) ** t
+
+    def initial_state(self, theta, hypers) -> State:
+        return {"last": torch.zeros_like(theta, dtype=torch.float64)}
+
+    def step(self, t, theta, G, state, hypers):
+        last, state["last"] = state["last"], G.double()
+        return Honest.step(self, t, theta, G + last, state, hypers).to(theta.dtype) if t > 1 else theta
+
+
+class TinyRelease(HugeConstant):
+    """What a record changes is a few steps of the grid to which releases are rounded."""
+
+    constant, scale, quiet = 0.0, 1e-9, 1e-2
+
+
 class InfiniteWeights(Honest):
     """Infinite in all rounds but the last."""
 
@@ -500,6 +548,9 @@ CHEATS = {
     "noise that the server draws again and subtracts": cheat(seed_told, SubtractsNoise),
     "noise on some coordinates beside an infinite broadcast": InfiniteBroadcast,
     "hardly any noise on some coordinates beside a huge number": HugeNumber,
+    "hardly any noise beside a huge constant in all coordinates": HugeConstant,
+    "a huge constant that cancels in the next round": CancellingConstant,
+    "a release as small as the grid": TinyRelease,
     "no noise while the weights are infinite": InfiniteWeights,
     "a sum in the server's state of round 5 only": cheat(beside_the_release, into_the_state_of_round(5)),
     "one client is not clipped": cheat(one_client_unclipped),

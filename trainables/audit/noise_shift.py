@@ -24,6 +24,7 @@ too: otherwise something reached it by another way.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -57,6 +58,8 @@ from trainables.privacy.plan import Event, PrivacyPlan
 Vector = NDArray[np.float64]
 ROUNDING = 128 * float(np.finfo(np.float32).eps)
 """Relative differences below this are rounding."""
+NEGLIGIBLE = 2e-3  # of the noise in a number: more is not taken for rounding, however large the number is
+FAR = 20.0  # in standard deviations: noise that turns the sign of a gradient, which is all that Adam's first step sees
 AMPLIFICATION_TRIALS, AMPLIFICATION_TIMES = 8, 2.0
 SLACK = 1.002  # of a shift's length, for rounding
 NO_SHIFT = 1e-4  # in standard deviations: shorter ones are rounding
@@ -321,7 +324,8 @@ class _Coupled(_Observed):
             theirs = [pair.replay(extra).release for pair, extra in zip(members, other, strict=True)]
             ours = [p.play(shift, extra).release for p, shift, extra in zip(members, spread, other, strict=True)]
             sizes = [np.abs(r) + abs(g.factor) + members[0].weights for r, g in zip(theirs, gains, strict=True)]
-            if not _equal(np.sum(theirs, axis=0), np.sum(ours, axis=0), np.sum(sizes, axis=0)):
+            size, noise = np.sum(sizes, axis=0), math.sqrt(total)
+            if not _equal(np.sum(theirs, axis=0), np.sum(ours, axis=0), size, noise):
                 raise ShiftError(
                     f"round {members[0].call.t}: no shift of the clients' noise hides a record in the sum of the "
                     "releases"
@@ -353,7 +357,7 @@ class _Pair:
     drawn_before: frozenset[Address]
     states: Any
     response: Vector | float = 0.0
-    """How far new noise moves each number of the release."""
+    """How far new noise of one standard deviation moves each number of the release."""
 
     def replay(self, extra_shifts: Shifts | None = None) -> Played:
         """The round on D once more, with other noise."""
@@ -398,11 +402,13 @@ class _Pair:
         release, tape = self.ours.release, self.ours.tape
         extra = {address: _directions(rng, tape.drawn[address][1]) for address in tape.fresh}
         response = np.zeros_like(release)
+        other = {address: _directions(rng, value.size) for address, value in extra.items()}
+        for direction, scale in itertools.product((extra, other), (1.0, -1.0, FAR, -FAR)) if extra else ():
+            moved = self.play(extra_shifts={address: scale * value for address, value in direction.items()}).release
+            self.response = np.maximum(self.response, np.abs(moved - release) / abs(scale))
         for scale in (1.0, 1e3, -1e3) if extra else ():  # large in both directions: a first step of Adam is only a sign
             moved = self.play(extra_shifts={address: scale * value for address, value in extra.items()}).release
             response += np.abs(moved - release)
-            if scale == 1:
-                self.response = response.copy()
             if response.all():
                 break
         bare = np.flatnonzero((response == 0) & (release != 0))
@@ -424,7 +430,8 @@ class _Pair:
         direction = _directions(rng, size)
         response = self.play(extra_shifts={address: direction}).release - ours.release
         factor = float(response @ direction / (direction @ direction))
-        if factor == 0 or not _equal(response, factor * direction, np.abs(ours.release) + abs(factor) + self.weights):
+        magnitude = np.abs(ours.release) + abs(factor) + self.weights
+        if factor == 0 or not _equal(response, factor * direction, magnitude, abs(factor)):
             return None
         return _Gain(address, factor, ours.release)
 
@@ -451,7 +458,7 @@ class _Pair:
             theirs = self.replay(extra) if scale else self.played
             reference = None if sums is None else theirs.tape.sums
             ours = self.play(shift, extra, reference)
-            is_equal = _equal(theirs.release, ours.release, self.response + self.weights)
+            is_equal = _equal(theirs.release, ours.release, self.response + self.weights, self.response)
             if not is_equal and not self._is_amplified_rounding(rng, theirs.release, ours.release, extra):
                 return False
         return True
@@ -505,9 +512,10 @@ def _directions(rng: np.random.Generator, size: int) -> Vector:
     return rng.choice([-1.0, 1.0], size) * rng.uniform(0.5, 2.0, size)
 
 
-def _equal(first: Vector, second: Vector, size: Vector | float) -> bool:
-    """Up to rounding, which is relative to each number and to `size`. A large number excuses no other."""
+def _equal(first: Vector, second: Vector, size: Vector | float, noise: Vector | float) -> bool:
+    """Up to rounding, which is relative to each number and to `size`. A large number excuses no other, and rounding
+    that is more than a small part of the `noise` in a number is not excused: it could hide a record."""
     if not (np.isfinite(first).all() and np.isfinite(second).all()):
         return False
     largest = np.maximum(np.maximum(np.abs(first), np.abs(second)), size)
-    return bool((np.abs(first - second) <= ROUNDING * largest + 4 / GRID).all())
+    return bool((np.abs(first - second) <= np.minimum(ROUNDING * largest + 4 / GRID, NEGLIGIBLE * noise)).all())
