@@ -287,7 +287,7 @@ def densified(space: SearchSpace, name: str, least: int) -> Axis:
 
 
 def continued(space: SearchSpace, name: str, axis: Axis, below: int, above: int) -> Axis:
-    """Values beyond the ends of a numeric axis, by so many steps of its coarse grid, as close as those at its ends;
+    """Values beyond the ends of a numeric axis, by this many steps of its coarse grid, as close as those at its ends;
     none that the method does not allow."""
     hyper, known = hyperparameters_of(space.method)[name], [float(value) for value in axis]
     scale = usable_scale(space.scale[name], known)
