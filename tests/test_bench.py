@@ -39,6 +39,17 @@ def test_centred_packs_are_compared_with_plain_ones():
     assert len({(trial.seed, trial.privacy.epsilon) for trial in centred}) == 20
 
 
+@pytest.mark.parametrize(("gpus", "where"), [(0.0, "on 2 cores"), (1.0, "on the GPU")])
+def test_the_rate_of_matrix_products_names_the_device(gpus, where, monkeypatch):
+    monkeypatch.setattr(pack_speed, "gemm_rate", lambda size: 1e9)
+    started = SimpleNamespace(open=lambda trials: None, round_seconds=lambda rounds: 1.0)
+    measured = SimpleNamespace(flops=lambda: 1.0, trials=lambda count: [])
+    messages = []
+    measurement = workload.Measurement(FederationSize(2, gpus_per_host=gpus), quick=True, log=messages.append)
+    pack_speed.lanes(measurement, measured, started)
+    assert messages[0] == f"pure matrix products: 1.0 GFLOP/s {where}"
+
+
 def test_disagreement_is_an_error(lab, monkeypatch):
     correct = kernel_speed.SoftmaxHead.clipped_gradient_sum
 

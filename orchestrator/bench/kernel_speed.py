@@ -20,8 +20,8 @@ from trainables.privacy.noise import Address
 
 
 def gemm_rate(size: FederationSize) -> float:
-    """Floating-point operations per second of the kernel's two matrix products: on the GPU, or on one core per
-    host, all at the same time."""
+    """Floating-point operations per second of the kernel's two matrix products: on the GPU, or summed over as many
+    cores as there are hosts, all busy at the same time."""
 
     def measure(device: str) -> float:
         torch.set_num_threads(1)
@@ -106,7 +106,7 @@ def wide(measurement: Measurement) -> dict[str, Any]:
 
 
 def _wide_round(precision: Precision) -> dict[str, float]:
-    """The time of the round, and the share of it that its matrix products alone would take."""
+    """Time per trial and round, and the fraction of the round that its matrix products alone would take."""
     clients, rows, features, classes = 20, 64_000, 1024, 1000
     head, shape = SoftmaxHead(features, classes), lane_shapes.SHAPES["cuda"]
     products = Products(precision)

@@ -1,4 +1,4 @@
-"""The time of rounds of a federation: by lanes, clients, features and classes, and of one trial at a time."""
+"""The time of rounds of a federation: by lanes, clients, features and classes, and compared with single trials."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ from trainables.federation.trial_spec import Preprocess
 
 
 def lanes(measurement: Measurement, workload: Workload, started: MeasuredFederation) -> dict[str, Any]:
-    """Milliseconds per trial-round by number of lanes, and the fraction of the rate of pure matrix products."""
+    """Milliseconds per trial-round by number of lanes, and the floating-point rate as a fraction of that of pure matrix
+    products."""
     size, log = measurement.size, measurement.log
     rate = gemm_rate(size)
-    log(f"pure matrix products: {rate / 1e9:.1f} GFLOP/s on {size.hosts} cores")
+    where = "the GPU" if size.device == "cuda" else f"{size.hosts} cores"
+    log(f"pure matrix products: {rate / 1e9:.1f} GFLOP/s on {where}")
     auto, rows = AUTO_LANES[size.device], {}
     counts, best = sorted({1, 8, 32, 128, auto}), dict[int, float]()
-    for count in counts * measurement.repeated(2):  # twice, because Ray still starts and stops processes
+    for count in counts * measurement.repeated(2):  # twice: Ray may still start and stop processes in the first pass
         started.open(workload.trials(count))
         best[count] = min(best.get(count, math.inf), started.round_seconds(measurement.rounds))
     for count, seconds in best.items():
@@ -40,7 +42,7 @@ def lanes(measurement: Measurement, workload: Workload, started: MeasuredFederat
 
 def saturated(measurement: Measurement, workload: Workload, started: MeasuredFederation) -> dict[str, Any]:
     """Time of lanes with a saturated softmax relative to regular lanes. Saturation produces denormal numbers, which
-    some processors handle several times slower."""
+    most x86 processors handle much more slowly unless they are flushed to zero."""
     seconds: dict[float, float] = {}
     for rate in (0.01, 1000.0) * measurement.repeated(2):
         started.open(workload.trials(32, method="dp-fedgd", learning_rate=rate), rounds=3)
@@ -51,7 +53,7 @@ def saturated(measurement: Measurement, workload: Workload, started: MeasuredFed
 
 
 def centred(measurement: Measurement, workload: Workload, started: MeasuredFederation) -> dict[str, Any]:
-    """Time of centred trials relative to plain ones, in packs of five seeds and four budgets, so of 20 centres."""
+    """Time of centred trials relative to plain ones. A pack has five seeds and four budgets, so 20 centres."""
     plain = []
     for number, trial in enumerate(workload.trials(AUTO_LANES[measurement.size.device])):
         privacy = trial.privacy.model_copy(update={"epsilon": 1.0 + number % 4})
