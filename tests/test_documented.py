@@ -114,6 +114,13 @@ def test_files_named_on_the_privacy_page_exist():
     assert [name for name in named if not (REPOSITORY / name).exists()] == []
 
 
+def test_tests_named_in_the_documentation_exist():
+    tests = "".join(file.read_text() for file in (REPOSITORY / "tests").glob("*.py"))
+    named = {name for page in DOCS.glob("*.md") for name in re.findall(r"(?:`|::)(test_\w+)`", page.read_text())}
+    assert len(named) > 30
+    assert [name for name in sorted(named) if name != "test_fraction" and f"def {name}(" not in tests] == []
+
+
 def test_tests_named_on_the_privacy_page_exist():
     named = re.findall(r"`(tests/\w+\.py)::(\w+)`", (DOCS / "privacy.md").read_text())
     assert len(named) > 15
