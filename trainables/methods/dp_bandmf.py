@@ -8,7 +8,7 @@ sum of all rounds (Kalinin et al. 2025; banded factorisations: Choquette-Choo et
 
 With D the banded matrix of the d_j and C its inverse, the releases are D (C g + z). A record affects g only in its
 client's turns. Columns of C that are `every` rounds apart overlap little, which keeps the sensitivity of C g low. If
-every client is in every round, independent noise is optimal (docs/privacy.md): `bands: 1`.
+every client is in every round, independent noise is optimal (docs/design-notes.md): `bands: 1`.
 
 All clients release something in all rounds, noise alone if it is not their turn, so a sum has the noise of all.
 """
