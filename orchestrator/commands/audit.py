@@ -52,7 +52,7 @@ def audit(
         typer.Option(
             metavar="CMD",
             help="Audit this program in one run instead: it is called with a feature file and an output folder, and "
-            "writes weights.npy (see the documentation).",
+            "writes weights.npy or its releases (see the documentation).",
         ),
     ] = None,
     data: Annotated[
@@ -65,13 +65,13 @@ def audit(
     canaries: Annotated[
         int | None,
         typer.Option(
-            help="With a results folder: number of canaries (records, or clients at user level).  "
-            "[default: as many as are distinguishable, at most 1000]"
+            help="With a results folder or --program: number of canaries (records, or clients at user level).  "
+            "[default: as many as are distinguishable, at most 1000; 500 with --program]"
         ),
     ] = None,
     repetitions: Annotated[int, typer.Option(help="Runs with the planted record, and as many without it.")] = 20_000,
     noise_factor: Annotated[
-        float, typer.Option(help="Multiply the noise by this factor; below 1 the audit should fail.")
+        float, typer.Option(help="Multiply the noise by this factor; well below 1 the audit should find a violation.")
     ] = 1.0,
     json: Json = False,
 ) -> None:

@@ -14,7 +14,8 @@ def check_model(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Model as in a study, for example low-rank:8.")],
     json: Json = False,
 ) -> None:
-    """Run the contract tests of a model. Shapes, gradient, lanes, clip, training; exits with 1 on failure."""
+    """Run the contract tests of a model. They cover shapes, gradient, lanes, clip and training; exits with 1 on
+    failure."""
     from trainables.audit import model_contract
 
     results = []

@@ -42,8 +42,8 @@ def frontier(
 
     For results of the strategy `surface`.
 
-    The score is the expected validation score of the best configuration, by the model of all trials of the search and
-    the contests, with a band of two standard deviations."""
+    The score is the validation score that a model, fitted to all trials of the search and the contests, expects of the
+    best configuration. Its band is two standard deviations wide on either side."""
     from orchestrator.execution.frontier import confirmed, draw_frontier, read_surfaces
 
     study, surfaces = read_surfaces(folder)

@@ -42,8 +42,9 @@ Resources = Annotated[
     typer.Option(
         "--resource",
         metavar="KEY=VALUE",
-        help="Override a resource setting of the study for this run: hosts, gpus_per_host, lanes_per_pack, federations "
-        "or placement; repeatable. Resources never change results.",
+        help="Override a key of the study's resources section for this run: hosts, gpus_per_host, lanes_per_pack, "
+        "federations, memory_gib_per_host, accelerator or placement; repeatable. Results stay the same, except for "
+        "rounding on another kind of device.",
     ),
 ]
 StopAfter = Annotated[

@@ -38,8 +38,8 @@ def predict(
     device: Annotated[str, typer.Option(help="Device of the backbone: auto, cpu or cuda.")] = "auto",
     json: Json = False,
 ) -> None:
-    """Predict classes with a saved model. Of the test rows of a feature file, of all rows of a table, or of all images
-    in a folder; prints the metrics that the model was trained with if there are labels."""
+    """Predict classes with a saved model. Predicts the test rows of a feature file, all rows of a table, or all images
+    in a folder. If there are labels, also prints the metrics that the model was trained with."""
     import pandas as pd
 
     from orchestrator.report.tables.render import frame_to_csv

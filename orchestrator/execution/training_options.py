@@ -50,7 +50,7 @@ class TrainingOptions:
         "names.  [default: explicit if it names any, else dirichlet:0.5]",
     ] = None
     partition_seed: Annotated[int, "Seed of the partition, independent of the seed of the run."] = 42
-    seed: Annotated[int, "Seed of the initial weights and, unless it is secret, of the noise."] = 42
+    seed: Annotated[int, "Seed of the initial weights, and of the noise unless the noise is secret."] = 42
     release: Annotated[
         Release, "What an adversary sees: the release of each client (local) or only their sum (secure-aggregation)."
     ] = "local"
@@ -77,8 +77,8 @@ class TrainingOptions:
     level: Annotated[Level, "Unit of privacy: one record, or one client with all its records (user)."] = "record"
     secret_participation: Annotated[
         float,
-        "Probability that a client takes part in a round, known only to the client; 1: always. Values below 1 need "
-        "user level and secure aggregation.",
+        "Probability that a client takes part in a round; only the client knows whether it does. 1: always. Values "
+        "below 1 need user level and secure aggregation.",
     ] = 1.0
     center: Annotated[
         float | None,

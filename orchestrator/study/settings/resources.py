@@ -1,4 +1,4 @@
-"""The `resources` section. Nothing in it changes a result."""
+"""The `resources` section. Nothing in it changes a result, except that another kind of device rounds differently."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from orchestrator.section import Section
 
 
 class ResourceSettings(Section):
-    """How the cluster is used. Never changes a result."""
+    """How the cluster is used. Results stay the same, except for rounding on another kind of device."""
 
     hosts: int | Literal["auto"] = Field(default="auto")
     """Client hosts of a federation; auto: by the cores of a node."""
