@@ -108,7 +108,7 @@ def test_the_result_depends_neither_on_hosts_nor_on_restarts_nor_on_other_lanes(
 
 def test_a_length_is_declared_or_estimated():
     of = small.problem()
-    with pytest.raises(UserError, match=r"length = 3: it is declared, so scale = 0.1 is not needed"):
+    with pytest.raises(UserError, match=r"length = 3 and scale = 0.1: give only one of them"):
         check(preprocessed(of, scale=0.1, length=3.0), of)
     with pytest.raises(UserError, match=r"center \+ scale"):
         check(preprocessed(of, scale=0.6, center=0.6), of)

@@ -25,8 +25,8 @@ class DataSpec(Spec):
     validation_seed: int = 42
     validation_by: ValidationBy = Field(default="row", exclude_if=lambda by: by == "row")
     stratified: bool = Field(default=True, exclude_if=bool)
-    """Whether every class has its share of the validation rows. Not where results may be published: such a split would
-    reveal labels."""
+    """Whether every class has its share of the validation rows. False if results may be published, because such a
+    split would reveal labels."""
 
 
 class ProblemSpec(Spec):
@@ -51,12 +51,12 @@ class Preprocess(BaseModel):
     bound: float = 16.0
     """l2 bound on a row in that mean, after scaling."""
     shrink: bool = Field(default=False, exclude_if=lambda shrink: not shrink)
-    """Whether that mean is shrunk towards 0, the more of its length is noise."""
+    """Whether that mean is shrunk towards 0, by an amount that grows with the share of noise in it."""
     scale: float = Field(default=0.0, exclude_if=lambda share: not share)
-    """Share of the budget (of mu squared) spent on the typical length of a row, which scales the features; 0: it is
-    not estimated."""
+    """Share of the budget (of mu squared) spent on a private estimate of the typical length of a row, by which the
+    features are scaled; 0: it is not estimated."""
     length: float = Field(default=0.0, exclude_if=lambda length: not length)
-    """Typical length of a row, declared and public, which scales the features; 0: it is not declared."""
+    """Typical length of a row, if it is public knowledge, by which the features are scaled; 0: not given."""
 
     def check(self) -> Preprocess:
         in_range(0, 1, "[)", center=self.center)
@@ -65,7 +65,7 @@ class Preprocess(BaseModel):
         in_range(0, math.inf, "()", bound=self.bound)
         in_range(0, math.inf, "[)", length=self.length)
         if self.scale and self.length:
-            raise UserError(f"length = {self.length:g}: it is declared, so scale = {self.scale:g} is not needed")
+            raise UserError(f"length = {self.length:g} and scale = {self.scale:g}: give only one of them")
         return self
 
     @property
@@ -81,7 +81,7 @@ class TrialSpec(Spec):
     hyperparameters: dict[str, HyperValue]
     privacy: PrivacySettings
     rounds: int
-    """Rounds that the privacy plan pays for."""
+    """Rounds that the privacy plan covers."""
     stop_after: int | None = None
     """Last round to run, if the trial ends before `rounds`: a lower rung of successive halving."""
     evaluate_every: int = 10
@@ -91,14 +91,14 @@ class TrialSpec(Spec):
     aggregate: Aggregate = "uniform"
     """Weight of each client in the mean of the releases: equal, or proportional to |D_i|."""
     precision: Precision = "float32"
-    """Precision of the matrix products on a GPU; sums use float32 or better."""
+    """Precision of the factors of matrix products; sums use float32 or better."""
     metrics: tuple[str, ...] = ()
-    """Metrics to evaluate beside those that every trial has."""
+    """Metrics to evaluate in addition to those that every trial has."""
     code: str = ""
     """Hash of the code of the plug-ins that the trial uses; empty without plug-ins."""
     noise_key: str = Field(default="", repr=False, exclude_if=lambda key: not key)
-    """128 secret bits, in hexadecimal digits, that noise and secret samples depend on beside the seed; empty: they
-    follow from the seed alone."""
+    """128 secret bits, in hexadecimal digits. Noise and secret samples depend on them and on the seed. Empty: they
+    depend on the seed alone."""
 
     @property
     def last_round(self) -> int:
@@ -112,7 +112,7 @@ class TrialSpec(Spec):
 
     @cached_property
     def key(self) -> str:
-        """Includes the problem by its own key, which many trials share and compute once."""
+        """The hash of the specification. It contains the key of the problem, which many trials share, in its place."""
         return content_key(_as_json(self._hashed()))
 
     def _hashed(self) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class TrialSpec(Spec):
 
     @classmethod
     def trusted(cls, fields: dict[str, Any]) -> TrialSpec:
-        """From all fields, which are known to be valid: like `model_construct`, in a tenth of its time."""
+        """A trial with these fields, all of them and valid: like `model_construct`, in a tenth of its time."""
         trial = cls.__new__(cls)
         object.__setattr__(trial, "__dict__", fields)
         object.__setattr__(trial, "__pydantic_fields_set__", ALL_FIELDS)

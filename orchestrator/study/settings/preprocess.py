@@ -32,7 +32,7 @@ class PreprocessSettings(Section):
     @model_validator(mode="after")
     def _one_length(self) -> PreprocessSettings:
         if self.length and self.scale:
-            raise ValueError(f"length = {self.length:g} is declared, so scale = {self.scale} is not needed")
+            raise ValueError(f"length = {self.length:g} and scale = {self.scale}: give only one of them")
         return self
 
 
