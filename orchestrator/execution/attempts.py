@@ -1,4 +1,4 @@
-"""Attempts at packs, which are found by slot, node or trials without looking at all of them."""
+"""Attempts to run packs, indexed by slot, node and first trial."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from orchestrator.execution.pack_queue import Pack
 
 
 class Attempts(MutableMapping[int, Pack]):
-    """Packs by the number of the attempt. The slot, node and trials of a pack do not change while it is in here."""
+    """Packs by the number of the attempt. The slot, node and trials of a pack must not change while it is in here."""
 
     def __init__(self) -> None:
         self._packs: dict[int, Pack] = {}
@@ -48,6 +48,6 @@ class Attempts(MutableMapping[int, Pack]):
         return next(iter(self._by_slot.get(slot, ())), None)
 
     def with_trials_of(self, pack: Pack) -> list[int]:
-        """All attempts at the same trials."""
+        """The numbers of all attempts to run exactly these trials."""
         same_first = self._by_first_trial.get(pack.trials[0].key, ())
         return [number for number in same_first if self._packs[number].keys == pack.keys]

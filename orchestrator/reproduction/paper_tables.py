@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 FEDSOFIM, FEDNEW, HEART = "DP-FedSOFIM", "DP-FedNew", "heart disease"
-"""The papers, by the method they propose, and results published for the heart disease data."""
+"""Sources of published numbers: two papers, named after the methods they propose, and results for heart disease."""
 CITATION = "arXiv:2601.09166"
 """The DP-FedSOFIM paper."""
 SOURCES = {

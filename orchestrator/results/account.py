@@ -1,4 +1,4 @@
-"""What everything published from results folders and saved models costs together, by the records it is about."""
+"""The total eps of everything that results folders and saved models publish, for each set of records."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class Item:
     name: str = ""
     """The name that the user gave to the records."""
     published: Publication | None = None
-    """None: it is for the analyst."""
+    """None: for the analyst, not for publication."""
     delta: float = 1.0
     identity: str = ""
-    """Copies of the same search or model have the same identity and cost once."""
+    """Copies of the same search or model have the same identity and are counted once."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class RecordsAccount:
 
     @property
     def by_place(self) -> dict[tuple[str, str], float]:
-        """eps for one record of what each folder or model publishes, by place and description."""
+        """eps, for one record, of everything that a folder or model publishes; by place and description."""
         places: dict[tuple[str, str], list[Item]] = {}
         for item in self.items:
             places.setdefault((item.place, item.what), []).append(item)
@@ -84,7 +84,7 @@ class Account:
 
 
 def account_of(places: Sequence[str], delta: float | None = None) -> Account:
-    """`delta`: of the totals; by default the smallest delta that anything was published at."""
+    """`delta`: of the totals; by default the smallest delta of the publications about the same records."""
     if delta is not None:
         in_range(0, 1, "()", delta=delta)
     items = [item for place in places for item in _items(place)]
@@ -168,7 +168,7 @@ def _model(file: Path) -> Item:
 
 
 def _release(stated: Mapping[str, Any]) -> Sampled:
-    """Checked: a negative count would reduce the total of other publications."""
+    """A checked release: a negative count would reduce the total of other publications."""
     release = Sampled(int(stated["count"]), float(stated["multiplier"]), float(stated["rate"]))
     in_range(0, MOST_RELEASES, count=release.count)
     in_range(0, math.inf, "[)", multiplier=release.multiplier)

@@ -49,10 +49,11 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = "9"  # increase it with every change of a definition, comments included
 JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
-"""Ends a journal with the name of another journal, which SQLite writes for several databases. A ledger has none."""
+"""SQLite ends a journal with these bytes if it names a super-journal, which only a transaction over several databases
+has. A ledger has none."""
 SQLITE_FILES = tuple(f"ledger.sqlite{ending}" for ending in ("", "-wal", "-shm", "-journal"))
 PAGE_CACHE_MB = 32
-LOG_PAGES = 8000  # in SQLite's log before they are merged into the ledger: 32 MB
+LOG_PAGES = 8000  # SQLite merges its write-ahead log into the ledger when it has this many pages: 32 MB
 READER_BYTES = 1 << 16  # a reader's index of a small write-ahead log needs less
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -137,7 +138,7 @@ TRIALS = "trials LEFT JOIN trial_keys USING (number)"
 SHORT_COLUMNS = COLUMNS.replace("metrics", "'{}'").replace("correct", "x''")
 NUMBERS = struct.Struct("<q7d")
 """The numbers of a row, for its checksum."""
-NO_CHECKSUM = -1  # of a row with values of other types, which no ledger writes
+NO_CHECKSUM = -1  # for a row with values of wrong types: it differs from every CRC
 NUMBER_OF_CELL = "SELECT number FROM cells WHERE data = ? AND partition = ? AND method = ? AND epsilon = ?"
 as_json = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would build an encoder for every trial
 Digest = hashlib.blake2b
@@ -169,7 +170,7 @@ class Row:
     def trial(self) -> TrialSpec:
         try:
             return TrialSpec.model_validate_json(self.spec)
-        except ValidationError as error:  # also once the ledger is closed
+        except ValidationError as error:  # handled here, because the ledger may be closed by now
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
             raise UserError(f"the specification of trial {self.key} is damaged: {where}: {first['msg']}") from None
@@ -198,14 +199,14 @@ class Row:
     @classmethod
     def from_columns(cls, columns: TrialColumns) -> Iterator[Row]:
         for values in zip(*columns, strict=True):
-            row = cls.__new__(cls)  # the constructor of a frozen class takes long
+            row = cls.__new__(cls)  # the constructor of a frozen class is slow
             vars(row).update(zip(TrialColumns._fields, values, strict=True))
             yield row
 
 
 @dataclass(frozen=True)
 class Session:
-    """One run of a driver: when it began, and when it recorded what. Never part of a table."""
+    """One run of a driver: when it began, and when it recorded how many trials. Never part of a table."""
 
     began: float
     batches: list[tuple[float, int, int]]
@@ -264,23 +265,24 @@ def _definitions(db: sqlite3.Connection) -> set[tuple[str, ...]]:
 
 @cache
 def _own_definitions() -> set[tuple[str, ...]]:
-    """A stranger's definition could have a default that chooses the secret of the next private search."""
+    """The definitions that a ledger must have. A ledger of unknown origin could, for example, define a default that
+    sets the secret of the next private search."""
     with contextlib.closing(sqlite3.connect(":memory:")) as db:
         db.executescript(f"{SCHEMA} {counts.SCHEMA}")
         return _definitions(db)
 
 
 class Secret(NamedTuple):
-    """Of a private search."""
+    """The secret of a private search."""
 
     value: bytes
     is_own: bool
-    """This user has drawn it on this machine, for this search. Otherwise someone else may know it."""
+    """Whether this user drew it on this machine, for this search. Otherwise someone else may know it."""
 
 
 def _mark(cell: CellId, purpose: str, secret: bytes) -> bytes:
-    """Shows that this user has drawn the secret of a private search. A results folder may come from anyone, and
-    a person who knows the secret can subtract the noise of the search."""
+    """Proves that this user drew the secret of a private search. A results folder may come from anyone, and a person
+    who knows the secret can subtract the noise of the search."""
     parts = json.dumps(["secret of a private search", *cell, purpose, secret.hex()])
     return hmac.digest(user_key(), parts.encode(), "sha256")
 
@@ -318,7 +320,7 @@ class Ledger:
                     connection.executescript(f"BEGIN; {SCHEMA} {counts.SCHEMA} {version} COMMIT;")
                 ledger._check_version(folder)
                 if private:
-                    _make_private(folder)  # what was made since
+                    _make_private(folder)  # files that were created since
                 yield ledger
             except sqlite3.DataError as error:
                 raise UserError(f"the ledger in {folder} is damaged: {error}") from None
@@ -335,7 +337,7 @@ class Ledger:
         if not file.is_file():
             raise UserError(f"results folder {folder} holds no ledger.sqlite")
         _refuse_links(folder)
-        # a reader writes a small index next to the ledger; if it cannot, a ledger without a writer is read as it is
+        # a reader writes a small index next to the ledger; if it cannot, a ledger without a log is opened as immutable
         immutable = not (folder / "ledger.sqlite-wal").exists() and not _can_write(folder)
         connection = _connect(f"file:{_quoted(file)}?mode=ro{'&immutable=1' if immutable else ''}", folder)
         try:
@@ -451,7 +453,7 @@ class Ledger:
     # ---- trials
 
     def add(self, rows: Iterable[Row], places: Mapping[str, tuple[Sequence[str], str]] = MappingProxyType({})) -> None:
-        """All rows or none. A row that exists stays as it is, unless it had failed.
+        """Add all rows or none. An existing row is replaced only if its trial had failed.
 
         `places`: the names of the nodes that computed a trial, and the digest of their code, by the trial's key."""
         new = list(rows)
@@ -488,7 +490,7 @@ class Ledger:
         )
 
     def copy_rows(self, other: Ledger) -> None:
-        """Add all trials of another ledger, with the sessions that computed them. `recount` counts them."""
+        """Add all trials of another ledger, with the sessions that computed them. Call `recount` afterwards."""
         with self.transaction():
             sessions = {number: self._copy_session(session) for number, session in other._sessions().items()}
             origins = {
@@ -503,7 +505,7 @@ class Ledger:
                 self._add((numbers[values[0]], origins.get(origin), values) for origin, values in rows)
 
     def copy_stage(self, cell: CellId, strategy: str, stage: str, keys: Sequence[str], start: int) -> None:
-        """As `add_stage`, from a position that is free. `recount` counts its trials."""
+        """Add `keys[start:]` to a stage, from the free position `start` on. Call `recount` afterwards."""
         number, numbers = self._cell_number(cell), counts.numbers(self._db, keys[start:])
         members = ((number, strategy, stage, place, numbers[key]) for place, key in enumerate(keys[start:], start))
         self._db.executemany("INSERT OR IGNORE INTO stages VALUES (?, ?, ?, ?, ?)", members)
@@ -513,7 +515,8 @@ class Ledger:
             counts.recount(self._db)
 
     def _sound_rows(self) -> Iterator[list[tuple[Any, tuple[Any, ...]]]]:
-        """All trials in parts, verified and checked: the origin, and the values in the order of COLUMNS."""
+        """All trials in parts, with verified checksums and checked values: the origin, and the values in the order of
+        COLUMNS."""
         rows = self._db.execute(f"SELECT origin, {COLUMNS}, checksum FROM {TRIALS} ORDER BY number")
         while chunk := rows.fetchmany(CHUNK):
             values = _verified([row[1:] for row in chunk])
@@ -521,7 +524,8 @@ class Ledger:
             yield list(zip((row[0] for row in chunk), values, strict=True))
 
     def _copy_session(self, session: Session) -> int:
-        """Its number here. Replaces an earlier copy of the same session, which may have continued since."""
+        """Copy a session of another ledger; returns its number here. An earlier copy of the same session is replaced,
+        because the session may have continued since."""
         known = self._db.execute("SELECT number FROM sessions WHERE began = ?", (session.began,)).fetchone()
         if known is None:
             self._db.execute("INSERT INTO sessions (began) VALUES (?)", (session.began,))
@@ -546,7 +550,7 @@ class Ledger:
         return {checks.key(key): origins[origin] for key, origin in rows if origin in origins}
 
     def trials_by_node(self) -> dict[str, int]:
-        """The number of trials that each node has computed, or a part of them."""
+        """The number of trials that each node computed, as a whole or in part."""
         found: Counter[str] = Counter()
         for nodes, count in self._db.execute("SELECT nodes, sum(trials) FROM origins GROUP BY nodes"):
             for node in checks.names(nodes):
@@ -554,12 +558,12 @@ class Ledger:
         return dict(sorted(found.items()))
 
     def trials_by_code(self) -> dict[str, int]:
-        """The number of trials that were computed by code with this digest, oldest first."""
+        """The number of trials by the digest of the code that computed them, oldest digest first."""
         rows = self._db.execute("SELECT code, sum(trials) FROM origins GROUP BY code ORDER BY min(number)")
         return {checks.line(code): checks.number(count) for code, count in rows if code}
 
     def forget(self, keys: Iterable[str], stages: Mapping[StageKey, int]) -> None:
-        """Remove trials, so that they run again, and the trials of each stage from a position on."""
+        """Remove the rows of trials, so that they run again. `stages`: trials from this position on leave the stage."""
         forgotten = [(key,) for key in keys]
         with self.transaction():
             number = "(SELECT number FROM trial_keys WHERE key = ?)"
@@ -581,7 +585,7 @@ class Ledger:
         return counts.are_right(self._db)
 
     def correct_counts(self) -> None:
-        """Count again if rows were changed by another program."""
+        """Count again if the counts are wrong, for example because another program changed rows."""
         if not self.counts_are_right():
             self.recount()
 
@@ -686,8 +690,8 @@ class Ledger:
     def stage_trials(
         self, cell: CellId, strategy: str, stage: str, *, whole: bool, digest: Digest | None = None
     ) -> Iterator[tuple[list[str], TrialColumns | None]]:
-        """The keys of the trials of a stage, in the order proposed, and those of the trials that have ended; in parts.
-        `whole`: with metrics and correctness, which are most of a row. `digest`: as for `verify_stage`."""
+        """In parts: the keys of the trials of a stage, in the order proposed, and the columns of those that have ended.
+        `whole`: with metrics and correctness, which are most of a row. `digest`: as in `verify_stage`."""
         columns = COLUMNS if whole else SHORT_COLUMNS
         for chunk in self._stage_rows(cell, strategy, stage, columns if digest is None else VERIFIED_COLUMNS):
             ended = [row[1:] for row in chunk if row[0]]
@@ -707,7 +711,7 @@ class Ledger:
         return opened
 
     def _stage_rows(self, cell: CellId, strategy: str, stage: str, columns: str) -> Iterator[list[tuple[Any, ...]]]:
-        """Whether a trial has ended, and these columns, of the trials of a stage; in parts."""
+        """For each trial of a stage, whether it has ended, and these columns; in parts."""
         found = self._db.execute(
             f"SELECT state IS NOT NULL, {columns} FROM stages LEFT JOIN trial_keys ON trial_keys.number = trial "
             "LEFT JOIN trials ON trials.number = trial "
@@ -749,7 +753,7 @@ class Ledger:
     # ---- winners
 
     def set_winner(self, cell: CellId, strategy: str, winner: Any) -> None:
-        """Who wins a search, as JSON; valid until another trial of it ends."""
+        """The winner of a search, as JSON. Valid until another trial of the search ends, except for confirm runs."""
         with self.transaction():
             number = self._cell_number(cell)
             values = number, strategy, self._search_counts(number, strategy), json.dumps(winner)
@@ -765,7 +769,7 @@ class Ledger:
         }
 
     def _search_counts(self, number: int, strategy: str) -> str:
-        """Confirm runs do not change the winner."""
+        """The counts that a winner was determined from, without confirm runs, which do not change it."""
         query = "SELECT stage, state, trials FROM counts WHERE cell = ? AND strategy = ? AND stage != 'confirm'"
         return json.dumps([row for row in self._db.execute(f"{query} ORDER BY 1, 2", (number, strategy)) if row[2]])
 
@@ -777,7 +781,7 @@ class Ledger:
             self.add_secrets({cell: secrets.token_bytes(checks.SECRET_BYTES)}, purpose)
             known = self._db.execute(query, cell).fetchone()
         value, mark = checks.secret(known[0]), known[1]
-        # in a file that was written to deceive, an index may find another cell's secret than the table has
+        # in a manipulated file, an index may return the secret of another cell
         is_own = isinstance(mark, bytes) and hmac.compare_digest(mark, _mark(cell, purpose, value))
         return Secret(value, is_own)
 
@@ -886,7 +890,7 @@ def _columns(rows: sqlite3.Cursor) -> Iterator[TrialColumns]:
 
 
 def _verified(rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Rows that end with their checksums, without them."""
+    """Verify rows that end with their checksum, and return them without it."""
     values = [row[:-1] for row in rows]
     for row, of_row in zip(rows, values, strict=True):
         if _checksum(of_row) != row[-1]:
@@ -900,8 +904,8 @@ def _summary(rows: Sequence[tuple[Any, ...]]) -> bytes:
 
 
 def _checksum(values: Sequence[Any]) -> int:
-    """Checksum of a row: the same for the values that were written and for those that SQLite returns, which has floats
-    in REAL columns, nothing in place of NaN, and no -0.0."""
+    """Checksum of a row: the same for the values that were written and for those that SQLite returns. SQLite turns
+    integers in REAL columns into floats, NaN into NULL, and -0.0 into 0.0."""
     key, spec, state, reason, rounds, share, loss, metrics, claimed, local, secure, unsampled, seconds, correct = values
     try:
         numbers = NUMBERS.pack(
@@ -943,7 +947,7 @@ def _refuse_links(folder: Path) -> None:
 
 
 def _make_private(folder: Path) -> None:
-    """Close the folder and the files that exist to other users. Later files of SQLite get the ledger's permissions."""
+    """Deny other users access to the folder and its files. SQLite gives later files the ledger's permissions."""
     files.make_private(folder, *SQLITE_FILES, "ledger.lock", "fedsweep.log")
 
 
@@ -956,7 +960,8 @@ def _quoted(path: Path) -> str:
 
 
 def _take_lock(folder: Path) -> int:
-    """The kernel releases the lock when its holder ends, however it ends: a dead driver never blocks the next."""
+    """The operating system releases the lock when its holder ends, even after a crash: a dead driver never blocks the
+    next."""
     descriptor = files.open_in_place(folder / "ledger.lock", os.O_RDWR, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

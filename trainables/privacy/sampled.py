@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-GRID = 1e-3  # largest step of the discretised loss; a tenth of it changes eps in the 4th digit, 10 times slower
-GRID_PER_LOSS = 0.2  # largest step relative to one release's loss: discretisation errors add up over many releases
+GRID = 1e-3  # largest step of the discretised loss; a tenth of it takes 10 times as long and changes the 4th digit
+GRID_PER_LOSS = 0.2  # largest step, as a fraction of the std of one release's loss: errors add up over many releases
 LEAST_SAMPLED_DELTA = 1e-12  # below this the truncated tails exceed delta
-CLOSE = 1e-3  # relative tolerance of a calibration above the least noise
+CLOSE = 1e-3  # a calibrated noise exceeds the least possible one by at most this fraction
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Sampled:
 
     count: int
     multiplier: float
-    """Standard deviation of the noise over the bound on what one record contributes."""
+    """Standard deviation of the noise divided by the bound on what one record contributes."""
     rate: float
 
 
@@ -45,14 +45,16 @@ def epsilon_of(releases: tuple[Sampled, ...], adjacency: str, delta: float) -> f
 
 
 def grid_for(releases: Sequence[Sampled]) -> float:
-    """The step of the discretised loss. One release's loss has a standard deviation of about rate / multiplier; the
-    step is a power of two below its share, so that slightly different noise is accounted on the same grid."""
+    """The step of the discretised loss. One release's loss has a standard deviation of about rate / multiplier, and the
+    step is at most GRID_PER_LOSS times that. It is rounded down to a power of two, so that slightly different noise is
+    accounted on the same grid."""
     finest = min([GRID, *(GRID_PER_LOSS * r.rate / r.multiplier for r in releases if r.rate < 1)])
     return 2.0 ** math.floor(math.log2(finest))
 
 
 def scaled_to(epsilon: float, releases: Sequence[Sampled], adjacency: str, delta: float) -> float:
-    """The factor of all noise multipliers for which the releases cost at most eps, within CLOSE of the smallest one."""
+    """A factor for all noise multipliers with which the releases cost at most eps. It exceeds the smallest such factor
+    by at most CLOSE, relatively."""
     unit = releases[0].multiplier
     relative = tuple(replace(r, multiplier=r.multiplier / unit) for r in releases)
     return _scaled_to(epsilon, relative, adjacency, delta) / unit

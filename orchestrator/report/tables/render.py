@@ -49,11 +49,11 @@ class Table:
     data: pd.DataFrame
     """The same numbers, unrounded, one observation per row: what the CSV file holds."""
     note: str = ""
-    """A remark at the end of the Markdown file and at the top of the LaTeX file, which prints no remark."""
+    """Printed at the end of the Markdown file; a comment at the top of the LaTeX file."""
 
 
 def rounded_up(epsilon: float) -> str:
-    """To four digits, never below the true value."""
+    """Rounded up to four significant digits, so never below the true value."""
     return "∞" if math.isinf(epsilon) else f"{_UP.create_decimal(Decimal(repr(epsilon))).normalize():f}"
 
 
@@ -159,7 +159,7 @@ def frame_to_csv(data: pd.DataFrame) -> str:
 
 
 def _csv_cell(value: object) -> object:
-    """Text on one line, with a leading apostrophe if a spreadsheet would take it for a formula."""
+    """Text is put on one line, with a leading apostrophe if a spreadsheet would read it as a formula."""
     if not isinstance(value, str):
         return value
     text = one_line(value)

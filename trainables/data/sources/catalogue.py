@@ -16,7 +16,7 @@ class File:
     name: str
     url: str
     checksum: str = ""
-    """`md5:…`, `sha256:…`, or `sha256-prefix:…` if only the first digits are known, from the file's name."""
+    """`md5:…`, `sha256:…`, or `sha256-prefix:…` if only the first digits are known, which are in the file's name."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,8 @@ class Recipe:
     name: str
     source: str
     backbone: str = ""
-    """What turns images into features: a network, or pcaN. Empty: the features are the source's own numbers."""
+    """What turns images into features: a network, or pcaN for N principal components. Empty: the features are the
+    source's own numbers."""
 
 
 KRIZ = "https://www.cs.toronto.edu/~kriz"
@@ -208,8 +209,8 @@ def components(backbone: str) -> int | None:
 
 
 def recipes() -> list[Recipe]:
-    """The feature files that are listed: those of the packaged studies, and one for each source. Any other
-    SOURCE-BACKBONE can be made, too."""
+    """The feature files that `fedsweep data list` shows: those of the packaged studies, and at least one for each
+    source but CIFAR-100, on which backbones are trained. `recipe` accepts any other SOURCE-BACKBONE too."""
     names = ["cifar10-resnet20", "cifar10-vgg16", "cifar10-efficientnet-lite0", "pathmnist-resnet20"]
     names += ["pathmnist-vgg16", "mnist", "fashion-mnist"]
     names += ["emnist-digits", "emnist-balanced-pca100", "cifar10-resnet44", "adult-a9a", "heart-disease", "tcga-brca"]
