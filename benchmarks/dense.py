@@ -85,6 +85,9 @@ TABLES = {
         6,
     ),
     "fedsofim3-crc5": Grid("dp-fedsofim", "crc5-resnet20.npz", _SOFIM3, ELEVEN, 20),
+    "fedsofim3-constant-crc5": Grid(  # the method's switches do not depend on eps
+        "dp-fedsofim", "crc5-resnet20.npz", _SOFIM3, ELEVEN, 20, {"bias_correction": True, "warmup_rounds": 0}
+    ),
 }
 
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from orchestrator.execution.packing import Capacity, make_packs
 from orchestrator.study.cells import PreparedStudy
 from orchestrator.study.study import Study
+from search_spaces import Configuration
 from trainables.federation.federation_size import FederationSize
 from trainables.federation.problem import ProblemData
 from trainables.federation.server import run_pack
@@ -49,7 +50,7 @@ def early_scores(data: str, table: pd.DataFrame, epsilon: float) -> dict[int, Sc
     place: dict[str, int] = {}
     trials = []
     for index, values in enumerate(table.index):
-        configuration = dict(zip(AXES, map(float, values), strict=True))
+        configuration: Configuration = dict(zip(AXES, map(float, values), strict=True))
         found = prepared.cells[0].trials(configuration, SEARCH_SEEDS, ROUNDS, RUNGS[-1])
         place |= dict.fromkeys((trial.key for trial in found), index)
         trials += found

@@ -9,6 +9,7 @@ import json
 import statistics
 import time
 from importlib.metadata import version
+from typing import Any
 
 import torch
 from pfl.aggregate.simulate import SimulatedBackend
@@ -32,10 +33,10 @@ class Head(torch.nn.Module):
         super().__init__()
         self.theta = torch.nn.Parameter(start()[0])
 
-    def loss(self, x, y, eval=False):
+    def loss(self, x: Any, y: Any, eval: bool = False) -> torch.Tensor:
         return torch.nn.functional.cross_entropy(to_tensor(x) @ self.theta, to_tensor(y).long())
 
-    def metrics(self, x, y):
+    def metrics(self, x: Any, y: Any) -> dict[str, Weighted]:
         return {"loss": Weighted(self.loss(x, y).item() * len(y), len(y))}
 
 
@@ -43,7 +44,9 @@ class Clock(TrainingProcessCallback):
     def __init__(self) -> None:
         self.round_ends: list[float] = []
 
-    def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
+    def after_central_iteration(
+        self, aggregate_metrics: Metrics, model: Any, *, central_iteration: int
+    ) -> tuple[bool, Metrics]:
         self.round_ends.append(time.perf_counter())
         return False, Metrics()
 

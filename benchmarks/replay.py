@@ -7,7 +7,7 @@ the best mean, in points of validation accuracy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -106,6 +106,11 @@ class Dense:
         return int(distance.argmin())
 
 
+def _noise(epsilon: float) -> Callable[[int], float]:
+    """Noise multiplier by rounds."""
+    return lambda rounds: float(rounds**0.5 / mu_of(epsilon, DELTA))
+
+
 def _positions(values: Sequence[float], column: pd.Series) -> np.ndarray:
     """The index of the nearest value, because files may round differently."""
     distances = np.abs(np.asarray(values)[None] - column.to_numpy(dtype=float)[:, None])
@@ -133,11 +138,11 @@ class Replay:
         count = self.table.scores.shape[1]
         order = [int(seed) for seed in random.permutation(count)]
         searching = min(SEARCH_SEEDS, count // 2)
-        seeds = order[:searching], order[searching : searching + CONTEST_SEEDS], []
+        contest = order[searching : searching + CONTEST_SEEDS]
         strategy = STRATEGIES[self.strategy]
         given = {"seed": 1000 + self.repetition} if "seed" in strategy.Settings.model_fields else {}
         section = strategy.Settings(**given, **self.settings)
-        self.variant = SearchVariant(strategy, "contest", section, *seeds)
+        self.variant = SearchVariant(strategy, "contest", section, order[:searching], contest, [])
         space = self.table.space(every=2 if self.strategy == "grid" else 1)
         rows = VALIDATION_ROWS[self.table.name.rpartition("-")[2]]
         self.histories = []
@@ -146,7 +151,7 @@ class Replay:
             epsilon = self.table.epsilons[budget]
             task = SearchTask(
                 space, StageRounds(ROUNDS, ROUNDS, ROUNDS), ACCURACY, rows, self.trials, "zoom", section, epsilon,
-                DELTA, tuple(seeds.search), noise_by_rounds=lambda rounds, e=epsilon: rounds**0.5 / mu_of(e, DELTA),
+                DELTA, tuple(order[:searching]), noise_by_rounds=_noise(epsilon),
             )  # fmt: skip
             history = History(task, self.variant.seeds, self.outcomes, configurations={}, trial_seeds={})
             self.histories.append(history)
@@ -203,15 +208,18 @@ class Replay:
         return [int(choice.key.split(":")[1]) for choice in chosen if choice]
 
     def predicted(self, budgets: Sequence[int], *, contest: bool) -> Iterator[int]:
-        """The best configuration at budgets that were not searched, by the surface of all trials; with a contest of
-        the best ones, or without any trial there. Strategies without a surface use the winners of the two neighbouring
-        budgets in the contest, or that of the next smaller one."""
+        """The best configuration at budgets that were not searched: the winner of a contest of the winners of the two
+        neighbouring budgets and the best ones by the surface of all trials, or the best one by the surface, without
+        any trial there. Strategies without a surface have the two winners in the contest, and use that of the next
+        smaller budget without one."""
         won = dict(zip(self.budgets, self.winners(), strict=True))
         for budget in budgets:
             if self.strategy == "surface":
                 expected = self.expected(budget)
-                finalists = highest(expected.cautious, FINALISTS if contest else 1)
-                if not contest:
+                finalists = highest(expected.cautious, FINALISTS)
+                if contest:
+                    finalists = list(dict.fromkeys([won[budget - 1], won[budget + 1], *finalists]))[:FINALISTS]
+                else:
                     self._predict(budget, expected, finalists[0], searched=False)
             else:
                 finalists = [won[budget - 1], won[budget + 1]]
@@ -239,7 +247,7 @@ class Replay:
         self.predictions.append((searched, float(expected.score[index]), float(expected.deviation[index]), true))
 
     def noise(self, budget: int) -> float:
-        return log_noise(ROUNDS**0.5 / mu_of(self.table.epsilons[budget], DELTA))
+        return log_noise(_noise(self.table.epsilons[budget])(ROUNDS))
 
     def _contest(self, budget: int, configurations: Sequence[int]) -> int:
         """The winner of a contest at a budget without a search."""
@@ -249,7 +257,8 @@ class Replay:
             own = {f"{index}:{seed}": self._outcome(budget, index, seed) for seed in self.variant.seeds("contest")}
             outcomes |= own
             candidates[Candidate(tuple(own))] = index
-        choice = win_contest(list(candidates), outcomes)
+        steady = self.variant.strategy.prefers_small_spread
+        choice = win_contest(list(candidates), outcomes, prefer_small_spread=steady)
         return candidates[choice.candidate] if choice else configurations[0]
 
     def _outcome(self, budget: int, index: int, seed: int, rounds: int = ROUNDS) -> Outcome:

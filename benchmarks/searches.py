@@ -32,6 +32,7 @@ TABLES = {
     "fedsofim3-cifar10": "dp-fedsofim",
     "fedadam4-cifar10": "dp-fedadam",
     "fedsofim3-crc5": "dp-fedsofim",
+    "fedsofim3-constant-crc5": "dp-fedsofim",
 }
 """Files and their methods."""
 BUDGETS = ("searched", "contest only", "no trial")

@@ -96,6 +96,10 @@ class Affine(nn.Module):
 
     def __init__(self, norm: nn.BatchNorm2d) -> None:
         super().__init__()
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        self.mean: Tensor
+        self.inverse: Tensor
         self.register_buffer("mean", norm.running_mean.clone())
         self.register_buffer("inverse", torch.rsqrt(norm.running_var + norm.eps))
         self.weight, self.bias = nn.Parameter(norm.weight.detach().clone()), nn.Parameter(norm.bias.detach().clone())
@@ -133,7 +137,8 @@ def opacus_rows_per_second(arrays: dict[str, np.ndarray], module: ResNet, option
     for parameter in module.parameters():
         parameter.requires_grad_(False)
     module.fc = nn.Linear(64, CLASSES)
-    trained = with_affine(module).to(options.device, dtype, memory_format=torch.channels_last)
+    trained = with_affine(module).to(options.device, dtype)
+    trained.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # in place
     sampled = GradSampleModule(trained, strict=False)
     parameters = [parameter for parameter in trained.parameters() if parameter.requires_grad]
     optimizer = DPOptimizer(

@@ -420,6 +420,12 @@ def test_contest_rule(rows, winner, tied):
     assert (choice.key[0], choice.within_standard_error) == (winner, tied)
 
 
+def test_a_contest_without_a_preference_for_small_spreads_goes_to_the_best_mean():
+    rows = (70.0, 74.0, 72.4), (71.9, 72.1, 72.0)
+    assert win_contest(*scored(*rows)).key == "b1"
+    assert win_contest(*scored(*rows), prefer_small_spread=False).key == "a1"
+
+
 def test_the_smallest_error_wins_a_contest():
     assert win_contest(*scored((3.0, 3.1), (1.0, 1.1), (2.0, 2.1)), objective_of("squared_error")).key == "b1"
 

@@ -210,6 +210,16 @@ def test_predictions_between_budgets_and_the_noise_of_a_budget():
     assert log_noise(0) < log_noise(0.1) < log_noise(1)
 
 
+def test_a_configuration_of_which_little_is_known_is_not_chosen_between_budgets():
+    """Two configurations have about the same score, and the first has many more trials."""
+    trials = [Trial([0.0], u, seed, budget, 60 - 10 * u) for budget, u in enumerate((0.0, 0.5)) for seed in range(6)]
+    trials += [Trial([1.0], u, 0, budget, 60.1 - 10 * u) for budget, u in enumerate((0.0, 0.5))]
+    surface = Surface(trials, [True], unit=1.0, deviation=3.0)
+    expected = surface.between(np.array([[0.0], [1.0]]), 0.25, {0: 0.0, 1: 0.5})
+    assert expected.deviation[1] > expected.deviation[0]
+    assert expected.cautious[0] > expected.cautious[1]
+
+
 def test_the_task_knows_the_noise_of_a_budget():
     """Local release: a round's noise multiplier is sqrt(rounds) / mu."""
     prepared = PreparedStudy.prepare(study(data=[DATA], methods=[GD], epsilons=[1, 8, math.inf]))

@@ -62,15 +62,23 @@ def choose(
     return _choice(best, outcomes, near)
 
 
-def win_contest(candidates: Sequence[Candidate], outcomes: Outcomes, objective: Objective = ACCURACY) -> Choice | None:
+def win_contest(
+    candidates: Sequence[Candidate],
+    outcomes: Outcomes,
+    objective: Objective = ACCURACY,
+    *,
+    prefer_small_spread: bool = True,
+) -> Choice | None:
     """Among the candidates within one paired standard error of the best mean, the one with the smallest spread; ties
-    in the given order. A candidate with more failed seeds than the best is not considered."""
+    in the given order. A candidate with more failed seeds than the best is not considered. Without
+    `prefer_small_spread`: the candidate with the best mean."""
     best = next(iter(ranked(candidates, outcomes, objective)), None)
     if best is None:
         return None
     tied = _tied(best, candidates, outcomes)
-    winner = min(tied, key=lambda candidate: spread(candidate.finished_scores(outcomes)))
-    return _choice(winner, outcomes, len(tied))
+    if prefer_small_spread:
+        best = min(tied, key=lambda candidate: spread(candidate.finished_scores(outcomes)))
+    return _choice(best, outcomes, len(tied))
 
 
 def clearly_differ(

@@ -23,7 +23,9 @@ def winner(variant: SearchVariant, history: History) -> Choice | None:
     if variant.strategy.publishes_only_winner:
         return variant.strategy.choose(task, history)
     if contest := history.ended("contest"):
-        return selection.win_contest(contest, history.outcomes, task.objective)
+        return selection.win_contest(
+            contest, history.outcomes, task.objective, prefer_small_spread=variant.strategy.prefers_small_spread
+        )
     candidates = history.ended(*competing_stages(variant, history))
     return selection.choose(candidates, history.outcomes, task.validation_rows, task.objective)
 

@@ -22,6 +22,7 @@ from orchestrator.report.tables.common import (
 from orchestrator.report.tables.render import NOTHING, Table
 from orchestrator.results.winners import CellResult, Results, Score
 from orchestrator.search.objective import ACCURACY
+from orchestrator.search.strategies import STRATEGIES
 from orchestrator.study.study import Study
 from search_spaces import Axis
 from trainables.spec import HyperValue
@@ -132,12 +133,23 @@ def _rules(study: Study) -> list[str]:
         if select == "contest" and seeds.contest:
             rules.append(
                 f"{name}The {study.search.finalists} configurations with {text} were compared again on "
-                f"{_seeds(seeds.contest)}. The best mean won or, among means within one paired standard error of it, "
-                "the smallest standard deviation. Validation: the winner's mean and standard deviation there."
+                f"{_seeds(seeds.contest)}. {_contest_rule(study)} Validation: the winner's mean and standard deviation "
+                "there."
             )
         else:
             rules.append(f"{name}The configuration with {text} won; ties go to the lower validation loss.")
     return rules
+
+
+def _contest_rule(study: Study) -> str:
+    steady = [name for name in study.search.strategies if STRATEGIES[name].prefers_small_spread]
+    if not steady:
+        return "The best mean won."
+    of = f" ({', '.join(steady)})" if len(steady) < len(study.search.strategies) else ""
+    return (
+        "The best mean won or, among means within one paired standard error of it, the smallest standard deviation"
+        f"{of}."
+    )
 
 
 def _tied_rules(study: Study, rows: int | None) -> list[str]:

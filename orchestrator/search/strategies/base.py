@@ -50,6 +50,9 @@ class Strategy(ABC):
     these cells have ended, and `history.budgets` holds the results of all of them."""
     chooses_seeds: ClassVar[bool] = False
     """Whether its proposals name one of the search seeds (`task.seeds`) for every configuration."""
+    prefers_small_spread: ClassVar[bool] = True
+    """Whether, of the configurations of a contest within one standard error of the best mean, the one with the smallest
+    spread wins. If not, the best mean wins."""
     samples_ranges: ClassVar[bool] = True
     """Whether values are sampled from ranges, not taken from a grid."""
     publishes_only_winner: ClassVar[bool] = False

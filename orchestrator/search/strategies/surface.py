@@ -46,6 +46,7 @@ class SurfaceSearch(Strategy):
     extends_stages = True
     searches_budgets_together = True
     chooses_seeds = True
+    prefers_small_spread = False  # the finalists are close to each other: the best mean loses less
     caption = "The strategy surface runs each configuration of the search with one of the search seeds."
 
     def propose(self, task: SearchTask, history: History) -> Proposal | None:
