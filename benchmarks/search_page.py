@@ -1,6 +1,6 @@
 """Writes the tables of docs/benchmark.md: python -m benchmarks.search_page [--collect FOLDER]
 
---collect takes the results of benchmarks/search_bars.py into benchmarks/reports first; dense tables that were not
+--collect takes the results of benchmarks/search_bars.py into benchmarks/reports first; strategies that were not
 replayed keep their rows."""
 
 from __future__ import annotations
@@ -31,12 +31,15 @@ def collect(folder: Path) -> None:
         if content:
             (REPORTS / f"search_{name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     if (folder / "replays.jsonl").exists():
-        new, known = searches.collect(folder), pd.read_csv(searches.REPORT)
-        pd.concat([known[~known["table"].isin(new["table"])], new]).to_csv(searches.REPORT, index=False)
+        same = ["table", "strategy", "settings", "budgets"]
+        every = pd.concat([searches.collect(folder), pd.read_csv(searches.REPORT)])
+        every.drop_duplicates(same, keep="first").to_csv(searches.REPORT, index=False)
 
 
 def difference(cell: dict[str, Any]) -> tuple[float, float]:
-    """Mean regret of `surface` minus that of `grid`, and its standard error over the repetitions."""
+    """Mean regret of `surface` minus that of `grid`, and its standard error."""
+    if found := cell["strategies"]["surface"].get("against grid"):
+        return found["mean"], found["error"]
     ours, theirs = (cell["strategies"][name]["losses"] for name in ("surface", "grid"))
     apart = [a - b for a, b in zip(ours, theirs, strict=True)]
     return fmean(apart), stdev(apart) / math.sqrt(len(apart))

@@ -10,6 +10,7 @@ import math
 import statistics
 from collections import Counter
 
+import numpy as np
 import optuna
 import pytest
 from handmade_ledgers import cell_id
@@ -19,6 +20,7 @@ from simulated_search import DATA, GD, SOFIM, cell, drive, near, row, study
 
 import search_spaces
 from benchmarks import regret
+from orchestrator.bench import regret as regrets
 from orchestrator.execution import planning, study_run
 from orchestrator.execution.cell_search import CellSearch
 from orchestrator.execution.planning import plan
@@ -1184,6 +1186,17 @@ def test_the_running_best_is_that_of_the_latest_rung(tmp_path):
 
 
 # ---- regret of a search
+
+
+def test_the_error_of_a_difference_between_strategies_counts_repetitions_seeds_and_rows():
+    """Both always choose the same configurations, which differ in one of 100 rows on every seed."""
+    ours, theirs = np.full(100, 50.0), np.full(100, 50.0)
+    theirs[0] = 100.0
+    (one, other) = (regrets.Evaluated([float(rows.mean())] * 4, rows) for rows in (ours, theirs))
+    found = regrets.difference([other] * 5, [one] * 5)
+    assert found["mean"] == pytest.approx(0.5)
+    assert (found["repetitions"], found["seeds"]) == (0, 0)
+    assert found["error"] == found["rows"] == pytest.approx(0.5)
 
 
 def test_regret_is_measured_against_the_best_evaluated_configuration(tmp_path, capsys):

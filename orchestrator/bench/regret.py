@@ -21,9 +21,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from orchestrator.execution.cell_search import CellSearch
 from orchestrator.execution.packing import AUTO_LANES, Capacity, make_packs
@@ -77,6 +78,15 @@ class Choice:
     """Rounds of all trials, including the contest. Trials that two strategies share count for both."""
 
 
+class Evaluated(NamedTuple):
+    """A configuration on the evaluation seeds."""
+
+    scores: list[float]
+    """By seed."""
+    by_row: NDArray[np.float64]
+    """The share of seeds that classify a test row correctly, in percent."""
+
+
 class Runner:
     """Runs trials and searches in this process. Trials that several searches share run once."""
 
@@ -85,6 +95,8 @@ class Runner:
         self.device = device
         self.size = Capacity(FederationSize(1, 1.0, gpus), 1, lanes or AUTO_LANES[device])
         self.outcomes: dict[str, Outcome] = {}
+        self.correct: dict[str, bytes] = {}
+        """Which test rows a trial classifies correctly, as packed bits."""
 
     def run(self, trials: Iterable[TrialSpec], problems: Mapping[str, Problem]) -> dict[str, Outcome]:
         by_key = {trial.key: trial for trial in trials}
@@ -94,6 +106,8 @@ class Runner:
                 scores = (lane.metrics[name].get(pack[0].last_round) for name in ("accuracy", "loss"))
                 accuracy, loss = scores if lane.state == "done" else (None, None)
                 self.outcomes[key] = (lane.state, accuracy, loss)
+                if lane.correct and lane.state == "done":
+                    self.correct[key] = lane.correct
         return {key: self.outcomes[key] for key in by_key}
 
     def search(self, prepared: PreparedStudy) -> tuple[list[Choice], list[tuple[float, Configuration]]]:
@@ -122,12 +136,34 @@ class Runner:
     ) -> list[list[float]]:
         """Accuracies by configuration and confirm seed, on the test rows or as in a search. A diverged trial scores as
         random guessing."""
-        seeds = cell.study.seeds.confirm
-        rounds = cell.study.stage_rounds(cell.method).confirm
-        trials = [cell.trials(configuration, seeds, rounds, confirm=confirm) for configuration in configurations]
-        outcomes = self.run([t for row in trials for t in row], problems)
-        guess = 100.0 / max(problem.data.classes for problem in problems.values())
+        trials = _trials(cell, configurations, confirm=confirm)
+        outcomes, guess = self.run([t for row in trials for t in row], problems), _guess(problems)
         return [[guess if (s := outcomes[t.key][1]) is None else s for t in row] for row in trials]
+
+    def evaluated(
+        self, cell: Cell, problems: Mapping[str, Problem], configurations: Sequence[Configuration]
+    ) -> list[Evaluated]:
+        """On the test rows."""
+        scores, trials = self.evaluate(cell, problems, configurations), _trials(cell, configurations, confirm=True)
+        by_row = [np.mean([self._by_row(trial, problems) for trial in row], axis=0) for row in trials]
+        return list(map(Evaluated, scores, by_row))
+
+    def _by_row(self, trial: TrialSpec, problems: Mapping[str, Problem]) -> NDArray[np.float64]:
+        rows = len(problems[trial.problem.key].data.y_test)
+        if trial.key not in self.correct:
+            return np.full(rows, _guess(problems))
+        bits = np.unpackbits(np.frombuffer(self.correct[trial.key], np.uint8), count=rows)
+        return bits.astype(np.float64) * 100
+
+
+def _trials(cell: Cell, configurations: Sequence[Configuration], *, confirm: bool) -> list[list[TrialSpec]]:
+    """By configuration and confirm seed."""
+    seeds, rounds = cell.study.seeds.confirm, cell.study.stage_rounds(cell.method).confirm
+    return [cell.trials(configuration, seeds, rounds, confirm=confirm) for configuration in configurations]
+
+
+def _guess(problems: Mapping[str, Problem]) -> float:
+    return 100.0 / max(problem.data.classes for problem in problems.values())
 
 
 def _choice(search: CellSearch, trials: Mapping[str, TrialSpec]) -> Choice | None:
@@ -208,13 +244,15 @@ def _cell_regrets(
     choices: Sequence[Choice],
     pool: Mapping[str, Configuration],
 ) -> dict[str, Any]:
-    scores = runner.evaluate(cell, prepared.problems, list(pool.values()))
-    means = dict(zip(pool, map(fmean, scores), strict=True))
+    evaluated = dict(zip(pool, runner.evaluated(cell, prepared.problems, list(pool.values())), strict=True))
+    means = {key: fmean(own.scores) for key, own in evaluated.items()}
     best = max(means, key=means.__getitem__)
     by_strategy: dict[str, list[Choice]] = defaultdict(list)
     for choice in choices:
         if choice.epsilon == cell.epsilon:
             by_strategy[choice.strategy].append(choice)
+    chosen = {name: [evaluated[_key(c.configuration)] for c in own] for name, own in by_strategy.items()}
+    first = next(iter(chosen))
     return {
         "data": Path(options.data).stem if options.data.endswith(".npz") else options.data,
         "method": cell.method.name,
@@ -222,12 +260,27 @@ def _cell_regrets(
         "repetitions": repetitions,
         "evaluation_seeds": options.evaluation_seeds,
         "evaluated": len(pool),
-        "best": {"configuration": pool[best], "mean": means[best], "std": stdev(scores[list(pool).index(best)])},
+        "best": {"configuration": pool[best], "mean": means[best], "std": stdev(evaluated[best].scores)},
         "strategies": {
-            strategy: _summary([means[best] - means[_key(c.configuration)] for c in own], own)
-            for strategy, own in by_strategy.items()
+            name: {
+                **_summary([means[best] - means[_key(c.configuration)] for c in own], own),
+                **({f"against {first}": difference(chosen[first], chosen[name])} if name != first else {}),
+            }
+            for name, own in by_strategy.items()
         },
     }
+
+
+def difference(reference: Sequence[Evaluated], ours: Sequence[Evaluated]) -> dict[str, float]:
+    """How much more a strategy loses than another one in the same repetitions, with the standard error of the
+    difference: over repetitions, evaluation seeds and test rows, each of which another benchmark would draw anew."""
+    pairs = list(zip(reference, ours, strict=True))
+    apart = [fmean(theirs.scores) - fmean(own.scores) for theirs, own in pairs]
+    by_seed = np.mean([np.subtract(theirs.scores, own.scores) for theirs, own in pairs], axis=0)
+    by_row = np.mean([theirs.by_row - own.by_row for theirs, own in pairs], axis=0)
+    drawn = {"repetitions": apart, "seeds": by_seed, "rows": by_row}
+    errors = {n: float(np.std(v, ddof=1)) / math.sqrt(len(v)) if len(v) > 1 else 0.0 for n, v in drawn.items()}
+    return {"mean": fmean(apart), "error": math.hypot(*errors.values()), **errors}
 
 
 def _summary(losses: list[float], choices: list[Choice]) -> dict[str, Any]:

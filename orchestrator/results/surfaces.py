@@ -200,7 +200,7 @@ class StudySurface:
         """Expected scores of configurations with the same rounds. `budget`: number of a searched budget, else -1."""
         if budget >= 0:
             score, deviation = self.surface.scores(points, log_noise(noise), budget)
-            return Expected(score, deviation, score)
+            return Expected(score, deviation, score - deviation)
         own = self.study.privacy
         searched = {
             number: log_noise(self._noise(epsilon, own.delta, own.release, rounds))

@@ -71,7 +71,7 @@ class SurfaceSearch(Strategy):
         if not _finished(history):
             return []
         lattice = search.tried_lattice()
-        return [lattice.configurations[i] for i in best(search.surface, search.candidates(own, lattice), count)]
+        return [lattice.configurations[i] for i in best(search.candidates(own, lattice), count)]
 
 
 def trials_of(task: SearchTask) -> int:
@@ -96,6 +96,7 @@ class _Search:
         memo: dict[str, Any] = budgets[0].memo
         self._lattices: dict[tuple[Any, ...], Lattice] = memo.setdefault("surface lattices", {})
         self.lattice = self._lattice({})
+        self._candidates: dict[tuple[int, int], Candidates] = {}
 
     def _lattice(self, beyond: Beyond) -> Lattice:
         from orchestrator.search.surface.lattice import Lattice  # SciPy is slow to import
@@ -118,7 +119,7 @@ class _Search:
         if not self.settings.extend:
             return tried
         numbers = [number for number, each in enumerate(self.budgets) if _finished(each)]
-        leading = [best(self.surface, self.candidates(number, tried), 1)[0] for number in numbers]
+        leading = [best(self.candidates(number, tried), 1)[0] for number in numbers]
         return self._lattice(tried.with_next_steps([tried.configurations[i] for i in leading]))
 
     def batch(self) -> list[Proposal | None]:
@@ -148,7 +149,7 @@ class _Search:
         candidates = [self.candidates(number, lattice) for number in range(len(self.budgets))]
         if not any(own.available.any() for own in candidates):
             return [None] * len(self.budgets)
-        batch = next_batch(self.surface, candidates, count, self.settings.optimism)
+        batch = next_batch(candidates, count, self.settings.optimism)
         return [
             self._proposal(number, [lattice.configurations[i] for owner, i in batch if owner == number])
             for number in range(len(self.budgets))
@@ -161,20 +162,17 @@ class _Search:
         seeds, used, chosen = self.task.seeds, self._used_seeds(number), []
         start = number + len(self.budgets[number].stages.get("surface", []))
         for position, configuration in enumerate(configurations, start):
-            own = used.setdefault(self._identity(configuration), [])
+            own = used.setdefault(self.lattice.identity(configuration), [])
             turns = [seeds[(position + k) % len(seeds)] for k in range(len(seeds))]
             chosen.append(next((seed for seed in turns if seed not in own), turns[0]))
             own.append(chosen[-1])
         return Proposal("surface", list(configurations), chosen)
 
-    def _identity(self, configuration: Configuration) -> tuple[object, ...]:
-        return tuple(configuration[name] for name in self.lattice.axes)
-
     def _used_seeds(self, number: int) -> dict[tuple[object, ...], list[int]]:
         history = self.budgets[number]
         used: dict[tuple[object, ...], list[int]] = {}
         for candidate in history.candidates("surface"):
-            own = used.setdefault(self._identity(history.configuration(candidate)), [])
+            own = used.setdefault(self.lattice.identity(history.configuration(candidate)), [])
             own.append(history.trial_seeds[candidate.key])
         return used
 
@@ -184,13 +182,17 @@ class _Search:
         from orchestrator.search.surface.batches import Candidates
         from orchestrator.search.surface.model import log_noise
 
-        task, configurations = self.budgets[number].task, lattice.configurations
-        rounds = [int(configuration.get("rounds", task.rounds.fine)) for configuration in configurations]
-        by_rounds = {count: log_noise(task.noise(count)) for count in dict.fromkeys(rounds)}
-        exhausted = {key for key, seeds in self._used_seeds(number).items() if len(set(seeds)) >= len(task.seeds)}
-        available = [self._identity(configuration) not in exhausted for configuration in configurations]
-        noise = np.array([by_rounds[count] for count in rounds])
-        return Candidates(number, lattice.points, noise, np.array(available))
+        key = number, id(lattice)
+        if key not in self._candidates:
+            task = self.budgets[number].task
+            rounds, places = np.unique(lattice.rounds(task.rounds.fine), return_inverse=True)
+            noise = np.array([log_noise(task.noise(count)) for count in rounds.tolist()])[places]
+            available = np.ones(len(lattice.configurations), dtype=bool)
+            for identity, seeds in self._used_seeds(number).items():
+                if len(set(seeds)) >= len(task.seeds) and identity in lattice.positions:
+                    available[lattice.positions[identity]] = False
+            self._candidates[key] = Candidates(self.surface, number, lattice.points, noise, available)
+        return self._candidates[key]
 
     @property
     def surface(self) -> Surface:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,23 +19,31 @@ DIGITS = 6
 """Values are rounded before they are compared, so that processors whose arithmetic differs in the last bits agree."""
 
 
-class Candidates(NamedTuple):
+@dataclass
+class Candidates:
     """What a budget can run next."""
 
+    surface: Surface
     budget: int
     points: Array
     noise: Array
     available: NDArray[np.bool_]
 
+    @cached_property
+    def values(self) -> tuple[Array, Array]:
+        """Mean and variance."""
+        return self.surface.values(self.points, self.noise, self.budget)
 
-def next_batch(surface: Surface, budgets: Sequence[Candidates], count: int, optimism: float) -> list[tuple[int, int]]:
+
+def next_batch(budgets: Sequence[Candidates], count: int, optimism: float) -> list[tuple[int, int]]:
     """`count` candidates of every budget, as (number of the budget, index of the candidate), in the order chosen.
 
     Each choice maximises mean + optimism x standard deviation. The standard deviations assume that the earlier choices
     have run, whatever their results, so a batch spreads over the space and the budgets."""
+    surface = budgets[0].surface
     kept, inputs, labels, limits = [], [], [], [0]
     for every in budgets:
-        mean, variance = surface.values(every.points, every.noise, every.budget)
+        mean, variance = every.values
         upper = np.where(every.available, np.round(mean + optimism * np.sqrt(variance), DIGITS), -math.inf)
         top = np.sort(np.argsort(-upper, kind="stable")[:KEPT])
         top = top[every.available[top]]
@@ -65,10 +74,9 @@ def next_batch(surface: Surface, budgets: Sequence[Candidates], count: int, opti
     return chosen
 
 
-def best(surface: Surface, candidates: Candidates, count: int) -> list[int]:
+def best(candidates: Candidates, count: int) -> list[int]:
     """The candidates with the highest means, best first."""
-    mean, _ = surface.values(candidates.points, candidates.noise, candidates.budget)
-    return highest(mean, count)
+    return highest(candidates.values[0], count)
 
 
 def highest(values: Array, count: int) -> list[int]:

@@ -78,12 +78,30 @@ class Prior:
         return matrix
 
 
-def matern(x: Array, y: Array) -> tuple[Array, Array]:
-    """The Matern 5/2 function of the distances between rows, and its derivative by the squared distance."""
-    squared = (x * x).sum(1)[:, None] + (y * y).sum(1)[None] - 2 * x @ y.T
-    scaled = np.sqrt(5 * np.maximum(squared, 0))
+def matern(x: Array, y: Array) -> Array:
+    """The Matern 5/2 function of the distances between rows."""
+    scaled = _scaled_distances(x, y)
+    value = scaled * scaled
+    value /= 3
+    value += scaled
+    value += 1
+    value *= np.exp(np.negative(scaled, out=scaled), out=scaled)
+    return value
+
+
+def matern_and_slope(x: Array, y: Array) -> tuple[Array, Array]:
+    """With the derivative by the squared distance."""
+    scaled = _scaled_distances(x, y)
     decay = np.exp(-scaled)
     return (1 + scaled + scaled * scaled / 3) * decay, -(5 / 6) * (1 + scaled) * decay
+
+
+def _scaled_distances(x: Array, y: Array) -> Array:
+    squared = (-2 * x) @ y.T
+    squared += (x * x).sum(1)[:, None]
+    squared += (y * y).sum(1)[None]
+    squared *= 5
+    return np.sqrt(np.maximum(squared, 0, out=squared), out=squared)
 
 
 class GaussianProcess:
@@ -114,13 +132,16 @@ class GaussianProcess:
 
     def covariances(self, inputs: Array, budgets: NDArray[np.int64]) -> Array:
         """Covariances of the mean scores at these inputs with the trials."""
-        k, _ = matern(inputs @ self._matrix.T, self._mapped)
-        return self._amplitude * k + self._budget * (budgets[:, None] == self.data.budgets) + CONSTANT
+        found = matern(inputs @ self._matrix.T, self._mapped)
+        found *= self._amplitude
+        found += self._budget * (budgets[:, None] == self.data.budgets)
+        found += CONSTANT
+        return found
 
     def covariance(self, inputs: Array, budgets: NDArray[np.int64], at: int) -> Array:
         """Covariances of the mean scores at these inputs with the one at `at`, before any trial."""
         mapped = inputs @ self._matrix.T
-        k, _ = matern(mapped, mapped[at : at + 1])
+        k = matern(mapped, mapped[at : at + 1])
         return self._amplitude * k[:, 0] + self._budget * (budgets == budgets[at]) + CONSTANT
 
     def mean(self, inputs: Array, budgets: NDArray[np.int64]) -> Array:
@@ -144,7 +165,7 @@ def _noise_variance(parameters: Array, noise: Array, gaps: Array) -> Array:
 
 def _covariance(data: Data, parameters: Array, mapped: Array) -> tuple[Array, Array, Array]:
     """Covariances of the trials; with the factor of k and the derivative of k."""
-    k, slope = matern(mapped, mapped)
+    k, slope = matern_and_slope(mapped, mapped)
     factor = math.exp(2 * parameters[0]) + math.exp(2 * parameters[4]) * _same(data.seeds)
     covariance = factor * k + math.exp(2 * parameters[5]) * _same(data.budgets) + CONSTANT
     covariance[np.diag_indices(len(covariance))] += _noise_variance(parameters, data.noise, data.gaps)

@@ -72,6 +72,20 @@ class Lattice:
         """The coordinates of all configurations."""
         return self.coordinates(self.configurations)
 
+    @cached_property
+    def positions(self) -> dict[tuple[object, ...], int]:
+        """The index of every configuration, by its values of the axes."""
+        return {self.identity(configuration): number for number, configuration in enumerate(self.configurations)}
+
+    def identity(self, configuration: Configuration) -> tuple[object, ...]:
+        return tuple(configuration[name] for name in self.axes)
+
+    def rounds(self, default: int) -> NDArray[np.int64]:
+        """Of every configuration."""
+        if "rounds" not in self.axes and "rounds" not in self.space.fixed:
+            return np.full(len(self.configurations), default)
+        return np.array([int(configuration["rounds"]) for configuration in self.configurations])
+
     def design(self, count: int, seed: int) -> list[Configuration]:
         """Configurations that fill the space evenly, to start from."""
         names = list(self.axes)
