@@ -29,7 +29,7 @@ def account(
     ],
     delta: Annotated[
         float | None,
-        typer.Option(help="Delta of the totals.  [default: the smallest delta of what is published]"),
+        typer.Option(help="Delta of the totals.  [default: for each set of records, the smallest delta of its parts]"),
     ] = None,
     json: Json = False,
 ) -> None:

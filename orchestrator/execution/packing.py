@@ -1,4 +1,5 @@
-"""How trials are grouped into packs, and how many federations a cluster holds. Never changes a result."""
+"""How trials are grouped into packs, and how many federations a cluster holds. Changes no result, unless trials run
+on another kind of device."""
 
 from __future__ import annotations
 

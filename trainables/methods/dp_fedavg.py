@@ -5,9 +5,9 @@
 
 Record level: every local step uses a noisy gradient.
 User level (McMahan et al. 2018): the steps have no noise; the update is clipped to C and gets noise once, so a round is
-one release for any K. With `secret_participation` q, user i's update is in the sum with probability q, known only to
-the user; its noise always is, and the sum is divided by q n. With `clipping: adaptive`, C follows the median norm of
-the updates (`adaptive_clip`).
+one release for any K. With `secret_participation` q, user i's update is in the sum with probability q, and only
+the user knows whether it is. The user's noise is always in the sum, which is divided by q n. With
+`clipping: adaptive`, C follows the median norm of the updates (`adaptive_clip`).
 """
 
 from __future__ import annotations
