@@ -3,6 +3,7 @@
 A rule chooses a configuration between two searched budgets, without a trial there. `straight` is the line between the
 scores at the neighbouring budgets, `curve` interpolates over all of them, and `process` asks the Gaussian process.
 `straight - d` subtracts a standard deviation, with a part that is d times the difference of the neighbours' scores.
+`lower neighbour` is the lower of the two scores; with `- 1`, a standard deviation below each.
 docs/design-notes.md has the results."""
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from benchmarks.replay import Replay
 from benchmarks.searches import TABLES, read
 from orchestrator.search.surface.batches import highest
 
-DOUBTS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
+DOUBTS = (0.1, 0.2)
+SETTINGS = {"values": 1, "extend": False}
 
 
 def choices(replay: Replay, budget: int) -> dict[str, int]:
@@ -42,7 +44,8 @@ def choices(replay: Replay, budget: int) -> dict[str, int]:
         found[f"straight - {doubt:g}"] = straight - np.hypot(
             deviation, 2 * min(share, 1 - share) * doubt * (low - high)
         )
-    found["smaller neighbour"] = np.minimum(low, high)
+    found["lower neighbour"] = np.minimum(low, high)
+    found["lower neighbour - 1"] = np.minimum(low - low_deviation, high - high_deviation)
     return {rule: highest(values, 1)[0] for rule, values in found.items()}
 
 
@@ -60,7 +63,7 @@ def main() -> None:
         searched = list(range(0, len(table.epsilons), 2))
         for repetition in range(options.repetitions):
             for trials in (12, 16):
-                replay = Replay(table, "surface", trials * len(table.axes), {"values": 1}, searched, repetition)
+                replay = Replay(table, "surface", trials * len(table.axes), SETTINGS, searched, repetition)
                 replay.run()
                 for budget in range(1, searched[-1], 2):
                     for rule, index in choices(replay, budget).items():

@@ -31,9 +31,11 @@ def collect(folder: Path) -> None:
         if content:
             (REPORTS / f"search_{name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     if (folder / "replays.jsonl").exists():
-        same = ["table", "strategy", "settings", "budgets"]
-        every = pd.concat([searches.collect(folder), pd.read_csv(searches.REPORT)])
-        every.drop_duplicates(same, keep="first").to_csv(searches.REPORT, index=False)
+        new, known = searches.collect(folder), pd.read_csv(searches.REPORT)
+        replayed = pd.MultiIndex.from_frame(known[["table", "strategy"]]).isin(
+            pd.MultiIndex.from_frame(new[["table", "strategy"]])
+        )
+        pd.concat([new, known[~replayed]]).to_csv(searches.REPORT, index=False)
 
 
 def difference(cell: dict[str, Any]) -> tuple[float, float]:
