@@ -61,8 +61,8 @@ class Expected(NamedTuple):
     score: Array
     deviation: Array
     cautious: Array
-    """To choose by: one standard deviation below the score, at that of the two neighbouring budgets where this is
-    lower."""
+    """To choose by: half way between two budgets, one standard deviation below the lower of the two scores; towards
+    either budget, closer and closer to the score there."""
 
 
 class Surface:
@@ -161,19 +161,19 @@ class Surface:
         order = sorted(searched, key=searched.__getitem__)
         where = np.array([searched[number] for number in order])
         known = [self.scores(points, searched[number], number) for number in order]
-        cautious = [score - deviation for score, deviation in known]
         if len(order) == 1:
-            return Expected(*known[0], cautious[0])
+            (score, deviation) = known[0]
+            return Expected(score, deviation, score - deviation)
         above = int(np.clip(np.searchsorted(where, noise), 1, len(order) - 1))
         share = float(np.clip((noise - where[above - 1]) / (where[above] - where[above - 1]), 0, 1))
         (low, low_deviation), (high, high_deviation) = known[above - 1], known[above]
         inside = min(share, 1 - share)  # 0 at a searched budget
-        deviation = np.hypot((1 - share) * low_deviation + share * high_deviation, 2 * inside * DOUBT * (low - high))
+        of_trials = (1 - share) * low_deviation + share * high_deviation
+        deviation = np.hypot(of_trials, 2 * inside * DOUBT * (low - high))
         curve = PchipInterpolator(where, np.array([score for score, _ in known]), axis=0)
         at = float(np.clip(noise, where[0], where[-1]))
-        left, right = cautious[above - 1], cautious[above]
-        lower = np.minimum(left, right) if 0 < share < 1 else (right if share else left)
-        return Expected(np.asarray(curve(at)), deviation, lower)
+        cautious = (1 - share) * low + share * high - inside * np.abs(low - high) - of_trials
+        return Expected(np.asarray(curve(at)), deviation, cautious)
 
 
 def _compressed(gap: Array) -> Array:
