@@ -33,8 +33,8 @@ def crc5_table(results: OurResults) -> Table | None:
     return Table(
         title="CRC-5 in place of table 4 of the DP-FedSOFIM paper: the order of methods",
         summary=(
-            "Table 4 of the DP-FedSOFIM paper, with CRC-5 in place of PathMNIST: the rank correlation of the methods "
-            f"is {min(correlations):+.2f} to {max(correlations):+.2f}."
+            "Table 4 of the DP-FedSOFIM paper, with CRC-5 in place of PathMNIST: the rank correlation with "
+            f"the paper's order of the methods is {min(correlations):+.2f} to {max(correlations):+.2f}."
         ),
         caption=(
             "CRC-5 is not PathMNIST (see the findings), so accuracies cannot be compared. Compared is the order of the "

@@ -36,11 +36,12 @@ def summary_page(
         "it from the ledgers of the packaged studies; no number is typed by hand. The details are in "
         f"[the tables, entry by entry]({links}/README.md) and [the findings with all their evidence]"
         f"({links}/findings.md). The M-estimation paper has its own page, [Estimation](estimation.md).\n",
-        "An entry *agrees* if it differs by at most one point, or by at most two standard deviations of the difference "
-        "between a run of theirs and a run of ours. *The papers' search* has one seed and the papers' grids. *Our "
-        "search* has several seeds, grids that refine, and a contest of the best configurations on fresh seeds. "
-        "Neither uses the test rows. A *regime* is one setting at one ε. *As released* means that a baseline runs as "
-        "in its authors' program; all other numbers have the noise that their ε requires.\n",
+        "An entry *agrees* if our number differs from the paper's by at most one point, or by at most two standard "
+        "deviations of the difference between one run of theirs and one of ours. *The papers' search* has one seed and "
+        "the papers' grids. *Our search* has several seeds, grids that refine, and a contest of the best "
+        "configurations on fresh seeds. Neither uses the test rows. A *regime* is one setting (data set and "
+        "partition) at one ε, and it is *tight* if ε ≤ 1. *As released* means that a baseline runs as in its authors' "
+        "program; all other numbers have the noise that their ε requires.\n",
     ]
     if headline := [m for m in matches if (m.paper, m.table) == (FEDSOFIM, 3) and m.final and m.ours.plain]:
         parts += [f"## {table_name(FEDSOFIM, 3)} ({CITATION})\n", _headline(headline)]

@@ -33,9 +33,9 @@ def preconditioner(evidence: Evidence) -> Finding | None:
     summary = f"The preconditioner helps or hurts as in the paper at {same_sign} of {len(known)} budgets."
     if overtaken:
         summary += (
-            f" But the gain depends on the step size: at {overtaken} of {len(known)} budgets momentum alone, with the "
-            "best of the paper's values for any budget, is at least as good as the full method with the values for "
-            "that budget."
+            " But the gain depends on the step size: if momentum alone may use the paper's values for any budget, it "
+            "is at least as good as the full method (with the values for the same budget) at "
+            f"{overtaken} of {len(known)} budgets."
         )
     verdict = majority(same_sign, len(known))
     return Finding(

@@ -20,7 +20,10 @@ def scaffold(evidence: Evidence) -> Finding | None:
         f"With noise calibrated to ε it is more than a point behind DP-FedGD in {behind} of {len(tight)} tight regimes."
     )
     if released:
-        summary += f" As released, with more noise than its ε needs, it is in {released_behind} of {len(released)}."
+        summary += (
+            " As released, with more noise than its ε needs, it is that far behind in "
+            f"{released_behind} of {len(released)}."
+        )
     sentences = [
         f"{r.name}: {r.mean(name):.2f} with calibrated noise, DP-FedGD {r.mean(FIRST_ORDER):.2f}, DP-FedSOFIM "
         f"{r.mean(FEDSOFIM):.2f}."
