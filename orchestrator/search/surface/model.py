@@ -26,6 +26,8 @@ TRIAL_NOISE, TRIAL_ROWS = 0.7, 5000
 """Expected standard deviation of a score in percent, for this many validation rows."""
 DOUBT = 0.1
 """Standard deviation half way between two budgets, relative to the difference of their scores."""
+CAUTIOUS = 0.25
+"""Part of the way between two budgets after which a configuration is as good as at the worse one."""
 FLOOR = 0.01
 """Noise multipliers far below this count as no noise."""
 
@@ -61,8 +63,8 @@ class Expected(NamedTuple):
     score: Array
     deviation: Array
     cautious: Array
-    """To choose by: half way between two budgets, one standard deviation below the lower of the two scores; towards
-    either budget, closer and closer to the score there."""
+    """To choose by: one standard deviation below the score, at that of the two neighbouring budgets where this is
+    lower. Close to one of them, its own score counts more and more."""
 
 
 class Surface:
@@ -168,11 +170,12 @@ class Surface:
         share = float(np.clip((noise - where[above - 1]) / (where[above] - where[above - 1]), 0, 1))
         (low, low_deviation), (high, high_deviation) = known[above - 1], known[above]
         inside = min(share, 1 - share)  # 0 at a searched budget
-        of_trials = (1 - share) * low_deviation + share * high_deviation
-        deviation = np.hypot(of_trials, 2 * inside * DOUBT * (low - high))
+        deviation = np.hypot((1 - share) * low_deviation + share * high_deviation, 2 * inside * DOUBT * (low - high))
         curve = PchipInterpolator(where, np.array([score for score, _ in known]), axis=0)
         at = float(np.clip(noise, where[0], where[-1]))
-        cautious = (1 - share) * low + share * high - inside * np.abs(low - high) - of_trials
+        left, right = low - low_deviation, high - high_deviation
+        caution = min(1.0, inside / CAUTIOUS)
+        cautious = caution * np.minimum(left, right) + (1 - caution) * (left if share < 0.5 else right)
         return Expected(np.asarray(curve(at)), deviation, cautious)
 
 
