@@ -154,7 +154,11 @@ WRONG_VALUES = {
     "expected: a number": (('{"mine": 3}', "3"), 12, "`expected` returned 3, which is not"),
     "expected: text": (('{"mine": 3}', '{"mine": "3"}'), 12, "`expected` returned {'mine': '3'}, which is not"),
     "expected: nothing": (('{"mine": 3}', "{}"), 12, "`expected` returned {}, which is not"),
-    "expected: another stage": (('{"mine": 3}', '{"yours": 3}'), 12, "`expected` returned stage 'yours', which its"),
+    "expected: another stage": (
+        ('{"mine": 3}', '{"yours": 3}'),
+        12,
+        "`expected` returned stage 'yours', which is not in its `stages`",
+    ),
     "planned_rounds": (
         (HOOK, f"    def planned_rounds(self, stage, rounds):\n        pass\n\n{HOOK}"),
         12,
@@ -200,7 +204,7 @@ WRONG_FIXED_CONFIGURATIONS = {
     ),
     "no list": ('{"mine": 3}', "{'mine': 3}, which is not a dictionary from stages to lists of configurations"),
     "no configurations": ('{"mine": [0.1]}', "{'mine': [0.1]}, which is not a dictionary from stages to lists of"),
-    "another stage": ('{"yours": RATES}', "stage 'yours', which its `stages` lack"),
+    "another stage": ('{"yours": RATES}', "stage 'yours', which is not in its `stages`"),
 }
 
 

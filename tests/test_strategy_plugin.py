@@ -94,5 +94,5 @@ def test_a_stage_that_the_strategy_does_not_declare_is_refused(example, monkeypa
     study, _ = load(str(STUDY))
     search = CellSearch(PreparedStudy.prepare(study).cells[0], study.variants[1], {}, 10)
     monkeypatch.setattr(type(search.variant.strategy), "stages", ("other",))
-    with pytest.raises(UserError, match="strategy halton proposed stage 'halton', which its `stages` lack"):
+    with pytest.raises(UserError, match="strategy halton proposed stage 'halton', which is not in its `stages`"):
         search.next_stage()

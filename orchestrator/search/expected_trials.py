@@ -12,14 +12,15 @@ from orchestrator.search.variant import SearchVariant
 def expected_trials(
     variant: SearchVariant, task: SearchTask, finalists: int, opened: Mapping[str, int]
 ) -> dict[str, int]:
-    """Trials of every stage: as many as were opened, else as many as are expected. `opened`: their number, by stage."""
+    """The number of trials by stage: as in `opened` for stages that have started, else as expected. A stage that may
+    still grow counts as expected, too."""
     configurations = dict(variant.strategy.expected(task))
     if variant.has_contest:
         competing = variant.strategy.competing(configurations)
         configurations["contest"] = min(finalists, sum(configurations[stage] for stage in competing))
     configurations["confirm"] = 1
     counts = {stage: count * len(variant.seeds(stage)) for stage, count in configurations.items()}
-    if variant.strategy.extends_stages:  # what was opened may grow
+    if variant.strategy.extends_stages:  # a stage that has started may grow
         opened = {stage: count for stage, count in opened.items() if stage not in variant.strategy.stages}
     counts |= opened
     return {stage: counts[stage] for stage in variant.stages if stage in counts}

@@ -1,6 +1,6 @@
 """The trials of one cell's search and their outcomes: what a strategy decides from.
 
-The sweep fills it while it runs; tables, status and the report fill it from the ledger.
+A sweep fills its histories while it runs; tables, status and the report build them from the ledger.
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ class History:
     """A cache for the strategy. Store only values that can be computed from the other fields: it may be empty at any
     call. Budgets that are searched together share it."""
     _listed: dict[str, tuple[list[str], int, list[Candidate]]] = field(default_factory=dict, repr=False, compare=False)
-    """The candidates of a stage, with the list of its trials and its length when they were listed."""
+    """Cache of `_unique`, by stage: the list of trial keys, its length at that time, and the candidates."""
 
     def configuration(self, candidate: Candidate) -> Configuration:
         """The hyperparameters of a candidate."""
         return self.configurations[candidate.key]
 
     def candidates(self, *stages: str, unique: bool = True) -> list[Candidate]:
-        """The candidates of these stages, in order. `unique`: a candidate of several stages is listed once."""
+        """The candidates of these stages, in order. `unique`: a candidate that occurs more than once, in one stage or
+        several, is listed once."""
         if unique:
             found = [candidate for stage in stages for candidate in self._unique(stage)]
             return found if len(stages) == 1 else list(dict.fromkeys(found))
@@ -75,11 +76,12 @@ class History:
         return candidate.rank(self.outcomes, self.task.objective)
 
     def ranked(self, *stages: str) -> list[Candidate]:
-        """The candidates of these stages, best first; candidates without a finished trial are left out."""
+        """The candidates of these stages whose trials have all ended, best first. Candidates of which no trial finished
+        are left out."""
         return selection.ranked(self.ended(*stages), self.outcomes, self.task.objective)
 
     def best(self, *stages: str) -> Candidate | None:
-        """The best candidate of these stages; None if no trial finished."""
+        """The first of `ranked`; None if that is empty."""
         return next(iter(self.ranked(*stages)), None)
 
     def clearly_differ(self, ours: Candidate, theirs: Candidate) -> bool:

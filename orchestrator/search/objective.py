@@ -26,11 +26,11 @@ class Objective:
 
     @property
     def short(self) -> str:
-        """For narrow columns: the usual metric is known by its unit."""
+        """Title for narrow columns; `%` alone for accuracy, the usual metric."""
         return "%" if self.metric == "accuracy" else f"{self.title}{self.unit}"
 
     def cost(self, score: float) -> float:
-        """Smaller is better."""
+        """The score, negated if larger scores are better: smaller costs are better."""
         return score if self.lower_is_better else -score
 
     def format(self, score: float) -> str:
@@ -46,7 +46,7 @@ class Objective:
 
 @cache
 def objective_of(name: str) -> Objective:
-    """The objective that a metric is."""
+    """The objective of a study that ranks configurations by this metric."""
     if name == "squared_error":
         return Objective(name, "squared error", "Squared error ‖θ − θ*‖²", evaluated_on="against the truth")
     metric = metrics.get(name)

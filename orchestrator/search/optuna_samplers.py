@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Option = bool | int | float | str
 _KINDS: dict[str, Any] = {"bool": bool, "int": int, "float": float, "str": str, "None": None}
-_WARNINGS = ("warn_independent_sampling", "warn_asynchronous_seeding")  # of nothing that a user could change
+_WARNINGS = ("warn_independent_sampling", "warn_asynchronous_seeding")  # about what users cannot change
 
 
 def names() -> list[str]:
@@ -58,7 +58,7 @@ def problem(name: str, options: Mapping[str, Option]) -> str:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
         study = optuna.create_study(sampler=build(name, 0, options))
-        for _ in range(2):  # the second one is sampled from a model, which may need another package
+        for _ in range(2):  # some samplers need another package from the second trial on
             trial = study.ask()
             study.tell(trial, trial.suggest_float("x", 0, 1) + trial.suggest_float("y", 0, 1))
     except ImportError as error:

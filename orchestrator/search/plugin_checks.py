@@ -100,7 +100,7 @@ def _is_list_of_configurations(value: object) -> bool:
 
 def _unknown_stage(strategy: Strategy, stages: Iterable[str]) -> str:
     unknown = [stage for stage in stages if stage not in strategy.stages]
-    return f"stage {unknown[0]!r}, which its `stages` lack" if unknown else ""
+    return f"stage {unknown[0]!r}, which is not in its `stages`" if unknown else ""
 
 
 def _counts(strategy: Strategy, returned: object, *_: object) -> str:
@@ -172,12 +172,12 @@ def check_proposal(strategy: Strategy, proposal: Proposal | None, opened: dict[s
 
 def _problem_of(strategy: Strategy, proposal: Proposal | None, opened: dict[str, list[str]]) -> str:
     if proposal is None:
-        return "" if opened else "proposed no configurations; None is for the end of a search"
+        return "" if opened else "proposed no configurations: its first answer was None, which ends a search"
     if not isinstance(proposal, Proposal):
         return f"proposed a {type(proposal).__name__} instead of a Proposal or None"
     stage, configurations, seeds = proposal
     if stage not in strategy.stages:
-        return f"proposed stage {stage!r}, which its `stages` lack"
+        return f"proposed stage {stage!r}, which is not in its `stages`"
     if not isinstance(configurations, Sequence):
         return f"proposed a {type(configurations).__name__} instead of a list of configurations"
     if not configurations:

@@ -28,7 +28,8 @@ class Choice:
     failed: int
     """Seeds on which the winner's trial did not finish."""
     within_standard_error: int | None
-    """Candidates, including the winner, within one standard error of the best mean; None if the score has none."""
+    """Number of candidates, with the winner, within one standard error of the best; None if the score has no standard
+    error."""
 
     @property
     def key(self) -> str:
@@ -45,8 +46,9 @@ def ranked(candidates: Sequence[Candidate], outcomes: Outcomes, objective: Objec
 def choose(
     candidates: Sequence[Candidate], outcomes: Outcomes, rows: int, objective: Objective = ACCURACY
 ) -> Choice | None:
-    """The best mean over the seeds; ties by mean loss, then by the given order. None if no trial finished. With a
-    single seed the standard error follows from the number of validation rows."""
+    """The candidate with the fewest failed seeds; ties by the mean score, then by the mean loss, then in the given
+    order. None if no trial finished. With a single seed, the standard error follows from the number of validation
+    rows."""
     best = next(iter(ranked(candidates, outcomes, objective)), None)
     if best is None:
         return None
@@ -69,9 +71,9 @@ def win_contest(
     *,
     prefer_small_spread: bool = True,
 ) -> Choice | None:
-    """Among the candidates within one paired standard error of the best mean, the one with the smallest spread; ties
-    in the given order. A candidate with more failed seeds than the best is not considered. Without
-    `prefer_small_spread`: the candidate with the best mean."""
+    """Among the candidates within one paired standard error of the best candidate (as in `choose`), the one with the
+    smallest spread; ties in the given order. A candidate with more failed seeds than the best is not considered.
+    Without `prefer_small_spread`: the best candidate."""
     best = next(iter(ranked(candidates, outcomes, objective)), None)
     if best is None:
         return None
@@ -85,7 +87,8 @@ def clearly_differ(
     ours: Candidate, theirs: Candidate, outcomes: Outcomes, rows: int, objective: Objective = ACCURACY
 ) -> bool:
     """Whether two candidates differ by more than two standard errors: of their paired difference over the seeds, or,
-    for a single seed, of an accuracy on `rows` rows. A failed seed of `theirs` counts as a difference."""
+    for a single seed, of an accuracy on `rows` rows (0 for metrics that are not a share of rows). A failed seed of
+    `theirs` counts as a difference."""
     difference = paired_difference(ours.scores(outcomes), theirs.scores(outcomes))
     if difference is None or None in theirs.scores(outcomes):
         return True
@@ -101,7 +104,7 @@ def _choice(winner: Candidate, outcomes: Outcomes, near: int | None) -> Choice:
 
 
 def _tied(best: Candidate, candidates: Sequence[Candidate], outcomes: Outcomes) -> list[Candidate]:
-    """Within one paired standard error of the best, with no more failed seeds; in the given order."""
+    """Candidates within one paired standard error of the best that have no more failed seeds, in the given order."""
     ours = best.scores(outcomes)
     tied = []
     for candidate in candidates:

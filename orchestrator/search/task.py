@@ -20,7 +20,7 @@ class StageRounds(NamedTuple):
     fine: int
     """Rounds of the other search stages."""
     confirm: int
-    """Rounds of the contest and the confirm stage."""
+    """Rounds of the contest, the confirm stage and a private search."""
 
 
 @dataclass(frozen=True)

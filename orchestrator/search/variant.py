@@ -43,8 +43,8 @@ class SearchVariant:
         return (*self.strategy.stages, *contest, "confirm")
 
     def seeds(self, stage: str) -> list[int]:
-        """The seeds that each configuration of a stage runs with. If the strategy chooses one, the first stands for
-        it."""
+        """The seeds that each configuration of a stage runs with. If the strategy chooses a seed for each
+        configuration, the first search seed stands for it."""
         if self.strategy.publishes_only_winner:
             return [SECRET]
         if stage in ("contest", "confirm"):

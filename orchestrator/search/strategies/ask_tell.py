@@ -76,7 +76,7 @@ class AskTellStrategy(Strategy):
         replay: _Replay | None = history.memo.get(stage)
         if replay is None or len(replay.asked) > len(candidates):
             replay = history.memo[stage] = _Replay(self.searcher(task))
-        while True:  # once, or for every batch of a search that is replayed
+        while True:  # runs once, or once per recorded batch if the search is replayed
             replay.tell(costs)
             size = min(settings.batch, task.budget - len(replay.asked))
             batch = replay.ask(size) if size > 0 else []
@@ -106,7 +106,8 @@ class _Replay:
         return batch
 
     def tell(self, costs: Sequence[float | None]) -> None:
-        """`costs`: of all configurations of the search so far. Those that the searcher does not know are passed on."""
+        """`costs`: of all configurations of the search so far. The searcher gets those that are
+        new to it."""
         new = list(zip(self.asked, costs, strict=False))[self._told :]
         if new:
             self._searcher.tell([Result(*pair) for pair in new])

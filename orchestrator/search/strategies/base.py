@@ -44,7 +44,8 @@ class Strategy(ABC):
     Settings: ClassVar[type[Section]] = Section
     """Its own section of a study file, `search: {NAME: ...}`."""
     extends_stages: ClassVar[bool] = False
-    """Whether it may add configurations to a stage after it has seen results of that stage, which are then final."""
+    """Whether it may add configurations to a stage after it has seen results of that stage. Failed trials of its stages
+    are then not run again when the sweep is resumed."""
     searches_budgets_together: ClassVar[bool] = False
     """Whether it proposes for all budgets of a method in a setting at the same time: it is asked when the trials of all
     these cells have ended, and `history.budgets` holds the results of all of them."""

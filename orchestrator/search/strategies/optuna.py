@@ -21,7 +21,8 @@ class OptunaSettings(BatchSettings):
     """A sampler of Optuna, in batches."""
 
     sampler: str = "tpe"
-    """tpe, gp, cmaes, random, qmc, nsgaii, nsgaiii: any sampler of the installed Optuna, by the name of its class."""
+    """tpe, gp, cmaes, random, qmc, nsgaii, nsgaiii, or another sampler of the installed Optuna: the name of its class
+    in lower case, without `Sampler`."""
     options: dict[str, Option] = {}
     """The sampler's own options, as Optuna documents them."""
 

@@ -1,7 +1,7 @@
 """A private search: its winner may be published.
 
-The number of runs is random and secret. Each run draws its configuration from the cell's fixed grid, has noise of its
-own, and only one run is ever shown: the one with the highest noisy score. Publishing it costs what
+The number of runs is random and secret. Each run draws its configuration from the cell's fixed grid, has its own
+noise, and only one run is ever shown: the one with the highest noisy score. Publishing it costs what
 `trainables.privacy.private_selection` computes, however many runs there were. All draws follow from one secret of the
 cell, so an interrupted search continues with the same runs.
 """
@@ -72,7 +72,7 @@ class Private(Strategy):
 
 
 def noisy_best(seeds: Mapping[str, int], outcomes: Outcomes, deviation: float, secret: bytes = b"") -> Choice | None:
-    """The run with the highest noisy score among those that finished. `seeds`: by trial, in the order drawn."""
+    """The run with the highest noisy score among those that finished. `seeds`: of all runs, by trial key."""
     purpose = keyed("score", noise_key(secret))
     scores = {
         key: score + deviation * float(Address(seed, SERVER, 0, 0, purpose).normal(1)[0])
@@ -105,7 +105,7 @@ def score_deviation(task: SearchTask) -> float:
 
 
 def noise_key(secret: bytes) -> str:
-    """The key of all noise of the search, which only the cell's secret determines."""
+    """The key of all noise of the search, derived from the cell's secret alone; empty without a secret."""
     return f"{_draw(secret, -2):032x}" if secret else ""
 
 
@@ -121,5 +121,6 @@ def _settings(settings: Section) -> PrivateSettings:
 
 
 def priced(actual: float, claimed: float, mean: float, delta: float, settings: PrivateSettings) -> Search:
-    """A search as the account sees it: each run has this actual eps, and a score calibrated for the claimed one."""
+    """The search as input of the privacy account. Each run has the eps `actual`, and its score is calibrated for
+    the eps `claimed`."""
     return Search(private_selection.with_score(actual, claimed, delta, settings.score), mean, settings.runs)
