@@ -90,7 +90,7 @@ def test_how_many_federations_fit_on_gpus(node, settings, expected):
     [
         ([cpus(2)], {"hosts": 4}, "a federation of 4 hosts needs 4 CPU on one node, which none has"),
         ([cpus(3), cpus(3)], {"hosts": 4}, "needs 4 CPU on one node"),
-        ([cpus(1), cpus(2)], {"hosts": 4, "placement": "spread"}, "needs 4 CPU on the cluster"),
+        ([cpus(1), cpus(2)], {"hosts": 4, "placement": "spread"}, "needs 4 CPU on the cluster, which it does not have"),
         ([cpus(8)], {"gpus_per_host": 1}, "needs 1 CPU and 1 GPU on one node"),
         ([{"CPU": 8, "GPU": 1}], {"gpus_per_host": 0.5, "hosts": 3}, "needs 3 CPU and 1.5 GPU on one node"),
         ([{"CPU": 8, "GPU": 2}], {"gpus_per_host": 0.4, "hosts": 5}, "needs 5 CPU and 2 GPU on one node"),

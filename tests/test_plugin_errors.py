@@ -80,7 +80,8 @@ def test_status_has_the_traceback_and_the_console_one_line(tmp_path, fedsweep):
     assert code == 1
     said = [line for line in err.splitlines() if "ZeroDivisionError" in line]
     assert said == [
-        f"trials fail, and others go on: method dp-broken raised ZeroDivisionError: division by zero ({path}, line 14)"
+        "some trials fail, the others continue: "
+        f"method dp-broken raised ZeroDivisionError: division by zero ({path}, line 14)"
     ]
     with temporary_plugins():
         _, out, _ = fedsweep("status", folder, "--import", path)

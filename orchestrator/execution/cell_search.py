@@ -74,7 +74,7 @@ class CellSearch:
         return len(self.variant.seeds(stage))
 
     def open(self, stage: str, trials: Sequence[TrialSpec]) -> None:
-        """Record that a stage has these trials, or these in addition."""
+        """Open a stage with these trials, or add them to a stage that is open."""
         opened, seeds = self.stages.setdefault(stage, []), self.seed_count(stage)
         firsts = trials[-len(opened) % seeds :: seeds]
         for trial in firsts:

@@ -11,7 +11,7 @@ from orchestrator.execution.packing import Capacity
 from orchestrator.study.settings.resources import ResourceSettings
 
 CGROUP = Path("/sys/fs/cgroup/memory.max")
-LANE_BYTES = 8 * 6  # per weight of a lane, in every host and in the server: weights, releases, state, temporaries
+LANE_BYTES = 8 * 6  # per weight, lane and host, with the server's part: weights, releases, state, temporaries
 LANES_SHARE = 0.5  # of a node's memory; data and processes need the rest
 
 
@@ -33,7 +33,8 @@ def within_memory(
     capacity: Capacity, settings: ResourceSettings, dimension: int, nodes: Sequence[dict[str, float]] = ()
 ) -> Capacity:
     """The capacity, with fewer lanes per pack if those of a large model would not fit into memory. Unchanged if the
-    study sets their number, and on GPUs, which check their own memory. `nodes`: a cluster's; default: this machine."""
+    study sets their number, and on GPUs, which check their own memory. `nodes`: the resources of a
+    cluster's nodes; default: this machine."""
     if settings.lanes_per_pack != "auto" or capacity.size.device != "cpu":
         return capacity
     least = min((node["memory"] for node in nodes if node.get("memory")), default=machine_bytes())

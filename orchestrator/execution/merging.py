@@ -23,7 +23,8 @@ PAGE_CACHE_MB = 300  # keys arrive in random order: the indexes of a million tri
 
 
 def merge(parts: Sequence[Path | str], results: Path | str) -> list[str]:
-    """Copy all rows of the parts into `results` and write its tables. Existing rows stay."""
+    """Copy all rows of the parts into `results`, which keeps its own, and write its tables. Returns their paths or
+    URLs."""
     location = results_location(results)
     with location.open_for_writing(), Ledger.write(location.folder, page_cache_mb=PAGE_CACHE_MB) as ledger:
         with ledger.transaction():  # all parts or none

@@ -7,25 +7,27 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-PACK_FAILURES = 3  # packs failed on a node in a row, while other nodes succeed: the node is blocked
-START_FAILURES = 3  # times in a row that a slot failed to start on a node where no other started: the node is blocked
-STARTS_WITHIN_S = 300.0  # the first slot of a node, or it has no room: another job uses it
+PACK_FAILURES = 3  # a node is blocked after this many failed packs in a row, if other nodes work
+START_FAILURES = 3  # a node is refused if a slot failed this often to start there, and no slot started meanwhile
+STARTS_WITHIN_S = 300.0  # a new node whose first slot takes longer counts as used by other jobs
 log = logging.getLogger("fedsweep")
 
 
 class NodeHealth:
-    """For as long as the driver runs. Nodes are identified by Ray's ids; `names` are for people."""
+    """What is known about the nodes, as long as the driver runs. Nodes are identified by Ray's ids; `names` are for
+    people."""
 
     def __init__(self) -> None:
         self.names: dict[str, str] = {}
         self.usable: set[str] = set()
-        """Nodes of the cluster with room for a part of a federation, blocked or not."""
+        """Nodes that are large enough for a federation, or for one host if hosts are spread; blocked nodes included."""
         self.lost: set[str] = set()
         """Nodes that have left the cluster."""
         self.leaving: set[str] = set()
         """Nodes that are about to leave the cluster."""
         self.refused: dict[str, str] = {}
-        """Nodes that get no packs while this driver runs, with the reason: they run other code, or start no slot."""
+        """Nodes that get no packs while this driver runs, with the reason: they run other code, have another
+        model of GPU, or start no slot."""
         self._unreliable: set[str] = set()
         """Nodes that failed packs which succeed elsewhere; used again if no other node is left."""
         self._blocked_once: set[str] = set()
@@ -75,7 +77,7 @@ class NodeHealth:
         for node in self.usable:
             self._first_seen.setdefault(node, time.monotonic())
         if new := lost - self.lost:
-            log.info("lost, which their packs are not blamed for: node %s", self._list(new))
+            log.info("lost: node %s; its packs are not blamed", self._list(new))
         if new := leaving - self.leaving:
             log.warning("about to leave the cluster: node %s; its packs are handed back", self._list(new))
         self.lost |= lost
@@ -124,7 +126,7 @@ class NodeHealth:
             log.warning("node %s has failed %d packs in a row and gets no more", self.name(node), len(failed))
 
     def block_once(self, node: str) -> bool:
-        """Block a node if there are others, and if it was not blocked here before. Whether it was blocked."""
+        """Block a node if there are others and this method has not blocked it before. Returns whether it did."""
         if node in self._blocked_once or not self.usable - self.excluded - {node}:
             return False
         self._blocked_once.add(node)

@@ -12,8 +12,8 @@ from trainables.federation.trial_spec import TrialSpec
 from trainables.models import operations
 from trainables.models.lanes import SHAPES
 
-CALL_S = 1e-3  # that a step of a batch of clients takes on a core, whatever its size
-NOISE_S = 6e-6  # that the noise of a client takes in a step, whatever its length
+CALL_S = 1e-3  # seconds of a core per step of a batch of clients, whatever its size
+NOISE_S = 6e-6  # seconds of a core per step for the noise of a client, whatever its length
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from trainables.federation.pack import PackGroup, pack_group
 from trainables.federation.trial_spec import TrialSpec
 from trainables.models.lanes import SHAPES
 
-NO_ROUND_YET_S = 30.0  # at least, before a pack without a round is thought to hang: it may load other rows first
-RECENT_PACKS = 7  # measure the pace
+NO_ROUND_YET_S = 30.0  # shortest time after which a pack without a round counts as hung: it may have to load rows
+RECENT_PACKS = 7  # the number of packs that the pace is measured over
 WORTH_SPLITTING_S = 1.0  # a shorter pack is not split for an idle slot
 WELL_BALANCED = 1.1  # times the shortest time in which all slots could end together
 
@@ -29,14 +29,15 @@ class Pack:
     resume_from: str = ""
     """The checkpoint to resume from."""
     continues_at: int = 0
-    """The round that shorter trials have reached whose lanes it continues; 0: it starts at round 0."""
+    """The round at which it continues the lanes of shorter trials; 0: it starts at round 0."""
     failed_on: list[str] = field(default_factory=list)
     """The node of every failed attempt."""
     origin: int = 0
-    """Number of the first attempt at this pack, or at the pack it is a part of: parts that fail are one failure."""
+    """Number of the first attempt at this pack, or at the pack it is a part of, so that the failures of all parts
+    count as one."""
 
     nodes: set[str] = field(default_factory=set)
-    """All nodes that have computed rounds of it: its federation's, in every attempt."""
+    """All nodes of the federations that have run it, in any attempt."""
     code: str = ""
     """Digest of the code that computes it."""
     lost_with_nodes: int = 0
@@ -113,9 +114,10 @@ class PackQueue:
         return Pack(trials, work(trials, rows, self.capacity.size.device), resume_from)
 
     def add(self, trials: Iterable[TrialSpec]) -> None:
-        """Packs that another stage waits for come first, so that these stages start early. Among them, the longest come
-        first, so that no slot starts a long pack when the others end. Trials are only divided among slots that have no
-        other pack to run: small packs cost more, and `balance` divides the last ones."""
+        """Packs that another stage waits for come first, so that these stages start early. The others follow. Among
+        both kinds, the longest come first, so that no slot starts a long pack when the others end. Trials are only
+        divided among slots that have no other pack to run: small packs cost more, and `balance` divides the last
+        ones."""
         idle = replace(self.capacity, federations=max(1, self.capacity.federations - len(self.packs)))
         by_start: dict[int, list[TrialSpec]] = {}
         for trial in trials:
@@ -152,7 +154,7 @@ class PackQueue:
         self.pace = statistics.median(self._paces)
 
     def seconds(self, pack: Pack) -> float:
-        """Estimated from the last packs that ended."""
+        """Estimated duration of a pack, from the last packs that ended; infinite before the first has ended."""
         return pack.work * self.pace if self.pace is not None else float("inf")
 
     def seconds_left(self, pack: Pack) -> float:
@@ -220,7 +222,8 @@ class PackQueue:
         self.packs[:0] = [replace(part, failed_on=[]) for part in halves]
 
     def shrink(self, pack: Pack, fits: int) -> int:
-        """Split a pack that did not fit into memory, and all waiting packs of its group; the new limit."""
+        """Split a pack that did not fit into memory, and all waiting packs of its group that are too large. Returns the
+        new limit."""
         group = pack_group(pack.trials[0])
         limit = max(1, min(fits, len(pack) - 1, self.memory_limits.get(group, fits)))
         self.memory_limits[group] = limit

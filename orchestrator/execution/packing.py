@@ -35,7 +35,7 @@ class Capacity:
     max_federations: int | None = None
     """The study's own limit."""
     prefers_gpus: bool = False
-    """Whether it uses CPUs only because there were no GPUs."""
+    """Whether the study would use GPUs, but there were none: it moves to GPUs that become available."""
 
     def federations_on(self, nodes: Sequence[Node]) -> int:
         count = federations_that_fit(nodes, self.size, self.placement)
@@ -47,12 +47,12 @@ class Capacity:
         return federations_that_fit([node], size, "pack") > 0
 
     def gpu_federations_on(self, nodes: Sequence[Node]) -> int:
-        """The same with one GPU per federation."""
+        """How many federations fit that have one host with one GPU."""
         return federations_that_fit(nodes, replace(self.size, hosts=1, gpus_per_host=1.0), self.placement)
 
 
 def cluster_capacity(nodes: Sequence[Node], settings: ResourceSettings, clients: int) -> Capacity:
-    """A federation must fit on one node, unless its hosts are spread."""
+    """The federations that these nodes have room for. Each must fit on one node, unless its hosts are spread."""
     gpus = settings.gpus_per_host
     if gpus == "auto":
         gpus = 1.0 if any(min(node.get("GPU", 0), node.get("CPU", 0)) >= 1 for node in nodes) else 0.0
@@ -65,12 +65,11 @@ def cluster_capacity(nodes: Sequence[Node], settings: ResourceSettings, clients:
     size = replace(size, memory_per_host=_memory(settings), accelerator=settings.accelerator)
     federations = federations_that_fit(nodes, size, settings.placement)
     if federations == 0:
+        spread = settings.placement == "spread"
+        place, missing = ("the cluster", "it does not have") if spread else ("one node", "none has")
         need = " and ".join(_amount(name, amount * size.hosts) for name, amount in size.host_bundle.items())
         part = f" ({size.gpus_per_host:g} of one device for each)" if 0 < size.gpus_per_host < 1 else ""
-        raise UserError(
-            f"resources: a federation of {size.hosts} hosts needs {need} on "
-            f"{'the cluster' if settings.placement == 'spread' else 'one node'}{part}, which none has"
-        )
+        raise UserError(f"resources: a federation of {size.hosts} hosts needs {need} on {place}{part}, which {missing}")
     limit = None if settings.federations == "auto" else settings.federations
     prefers_gpus = settings.gpus_per_host == "auto" and settings.hosts == "auto" and gpus == 0
     return Capacity(
@@ -138,7 +137,8 @@ def passes(trial: TrialSpec) -> float:
 
 
 def work(pack: Sequence[TrialSpec], rows: int, device: str) -> float:
-    """Estimated cost, in rows times lanes. Lanes are computed in whole blocks."""
+    """Estimated cost: the number of gradients of single rows, over all lanes and rounds. Lanes are computed in whole
+    blocks."""
     block = SHAPES[device].lanes
     return math.ceil(len(pack) / block) * block * pack[0].last_round * passes(pack[0]) * rows
 
@@ -169,7 +169,7 @@ def make_packs(
 
 
 def split(pack: list[TrialSpec], parts: int, block: int) -> list[list[TrialSpec]]:
-    """At most this many parts, each of whole blocks of lanes."""
+    """At most this many parts. All but the last have whole blocks of lanes."""
     return _chunks(pack, math.ceil(math.ceil(len(pack) / parts) / block) * block)
 
 

@@ -24,7 +24,7 @@ from trainables.models import kernels
 GEMM_SHARE = {"compiled": 0.6, "torch": 0.4}
 GPU_RATE = 8.7e12  # operations per second of trial-rounds on one H200 with 2,048 lanes (docs/scaling.md)
 START_S = 12
-DISTINCT = 100  # configurations of a stage, at most, that stand for all that are not known yet
+DISTINCT = 100  # most placeholders for the configurations of a stage that are not known yet
 PROCESS_BYTES = 350 << 20  # a Python process that has imported torch
 
 
@@ -120,7 +120,7 @@ def plan(study: Study, nodes: Sequence[dict[str, float]] | None = None) -> Plan:
         known.update(trial.key for trial in members)
         if not members:
             continue
-        # stages that open at once may share trials, which are known by their keys
+        # the trials of a stage that opens at once are known: those that searches share count once
         opened = any(stage in search.stages for search in searches)
         trials[stage] = len(members) if opened else sum(search.trials_to_come().get(stage, 0) for search in searches)
         made = make_packs(members, capacity)

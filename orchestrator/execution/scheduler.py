@@ -29,12 +29,12 @@ from trainables.federation.trial_spec import TrialSpec
 PACK_RETRIES = 2  # of a failed pack, before it is split
 GIVE_UP_AFTER = 3  # single trials failed without any success: the environment is at fault
 LOST_WITH_NODES = 8  # times that a pack was lost with its node and got no further: it is treated as failed
-PREFER_OTHERS_S = 30.0  # that a failed pack waits for a slot of another node
-COMPARE_EVERY_S = 0.05  # for every hundred packs in flight: less often, the more there are
+PREFER_OTHERS_S = 30.0  # a failed pack waits this long for a slot on another node
+COMPARE_EVERY_S = 0.05  # between two comparisons, for every hundred packs in flight
 COPY_TIMES = 1.5  # a pack in flight is copied if it needs this many times as long as a new attempt
-STALLED_AFTER_S = 60.0  # at least, without progress of a pack
-STALLED_TIMES = 5.0  # the longest time between two reports so far
-PACKS_TO_CHOOSE_FROM = 4  # full ones for every slot, at least, before further cells wait
+STALLED_AFTER_S = 60.0  # shortest time without progress after which a pack counts as stalled
+STALLED_TIMES = 5.0  # the same, in multiples of the longest pause between two reports so far; the longer time counts
+PACKS_TO_CHOOSE_FROM = 4  # full packs per slot: the searches of further cells start until this many wait
 SHORT_S = 5.0  # shorter packs are offered before a slot is free; longer ones can still be split until then
 log = logging.getLogger("fedsweep")
 
@@ -53,7 +53,7 @@ class Scheduler:
         self.in_flight = Attempts()
         """Packs that slots run, by the number of the attempt."""
         self.offered = Attempts()
-        """Packs that any slot may take."""
+        """Packs that wait for a slot to take them."""
         self._limited_offers: list[int] = []
         """Offers of copies, or to some nodes only; some may have been taken since."""
         self.lane_rounds = 0
@@ -64,12 +64,12 @@ class Scheduler:
         self.repeated_rounds = 0
         """Rounds of packs that were computed, lost and must be computed again."""
         self.superseded: list[int] = []
-        """Attempts whose trials another attempt has ended; their slots should drop them."""
+        """Attempts and offers that are no longer needed; slots should drop them."""
         self.stopping = False
         self.moving_to_gpus = False
         """The packs in flight end here; the other packs run on GPUs that have joined the cluster."""
         self.fatal_error = ""
-        """Why no trial can run here, if that is so."""
+        """Why no trial can run here; empty if trials can run."""
         problems = sweep.prepared.problems
         self.queue = PackQueue(capacity, cache(lambda key: sum(problems[key].partition.sizes)))
         self.queue.continues_at = self._continues_at
@@ -163,7 +163,7 @@ class Scheduler:
         return Order(self._number, pack.trials, pack.resume_from, continue_from=paused, not_on=not_on)
 
     def _offer_to_all(self) -> list[Order]:
-        """Packs that were offered to some nodes only, none of which will take them."""
+        """Offer packs to all nodes that were offered to some nodes only, if none of these will take them."""
         self._limited_offers = [number for number in self._limited_offers if number in self.offered]
         limited = [(number, self.offered[number]) for number in self._limited_offers]
         numbers = {number: None for number, pack in limited if pack.not_on and not self._waits_for_others(pack)}
@@ -177,7 +177,7 @@ class Scheduler:
         return self._node_may_be_at_fault(pack)
 
     def _has_other_nodes(self, nodes: Iterable[str]) -> bool:
-        """Whether any node may have slots, except for these. A federation that is spread may use any node."""
+        """Whether nodes other than these may have slots. False if federations are spread: they may use any node."""
         if self.capacity.placement == "spread":
             return False
         others = self.health.excluded.union(nodes)
@@ -229,7 +229,8 @@ class Scheduler:
                 self.superseded.append(number)
 
     def _drop_copy(self, pack: Pack) -> bool:
-        """This attempt has failed or was given back. Whether a copy of it remains, so that nothing is to be done."""
+        """This attempt has failed or was given back. Returns whether another attempt at its trials
+        remains, so that this one needs no retry."""
         if not pack.is_copied:
             return False
         same = (attempts[n] for attempts in (self.in_flight, self.offered) for n in attempts.with_trials_of(pack))
@@ -276,11 +277,11 @@ class Scheduler:
             sentence = row.reason.partition("\n")[0]
             if row.state == "failed" and sentence and sentence not in self._announced:
                 self._announced.add(sentence)
-                self.announcements.append(f"trials fail, and others go on: {sentence}")
+                self.announcements.append(f"some trials fail, the others continue: {sentence}")
                 log.error("trial %s and others failed: %s", row.key, row.reason)
 
     def _pack_of(self, report: Report) -> Pack | None:
-        """None if the attempt was given up, because its slot was considered dead."""
+        """None if the attempt was given up: its slot was considered dead, or another attempt has ended its trials."""
         return self.in_flight.get(report.number) or self.offered.get(report.number)
 
     def _handle(self, report: Report, pack: Pack) -> None:
@@ -517,7 +518,7 @@ class Scheduler:
                 self._checkpoints_of.setdefault(key, []).append(name)
 
     def _release_checkpoints(self, pack: Pack) -> None:
-        """Remove checkpoints all of whose trials are in the ledger, outside the driver's loop."""
+        """Remove checkpoints all of whose trials are in the ledger. A thread does so: storage may be slow."""
         for key in pack.keys:
             for name in self._checkpoints_of.pop(key, ()):
                 self._checkpoints[name].discard(key)

@@ -76,7 +76,7 @@ def run(
     `stop_after_s`: stop after this time, as after one Ctrl-C. `shard`: (k, n) runs every n-th cell from the k-th on."""
     if shard[1] > 1 and study.budgets_depend:
         why = "search.warm_start" if study.search.warm_start else "a strategy that searches all budgets together"
-        raise UserError(f"shard = {shard[0]}/{shard[1]}: with {why} cells need other budgets; run it whole")
+        raise UserError(f"shard = {shard[0]}/{shard[1]}: with {why}, cells depend on each other; run it without shards")
     deadline = math.inf if stop_after_s is None else time.monotonic() + stop_after_s
     resources = resources or study.resources
     chosen = backends.get(backend, address)
@@ -153,7 +153,7 @@ def rebuild_tables(results: Path | str) -> list[str]:
 
 
 def _check_trials(ledger: Ledger, location: ResultsLocation) -> None:
-    """Say which rows are damaged, or that counts are wrong, and what helps."""
+    """Raise an error that says which rows are damaged, or that counts are wrong, and what helps."""
     ledger.check_rows(location)
     if not ledger.counts_are_right():
         raise UserError(
@@ -182,7 +182,7 @@ def chosen_cells(results: Path | str) -> dict[str, dict[str, Any]]:
     ):
         cells = best.chosen_cells(ledger)
         if os.access(folder, os.W_OK) and not _is_newer(folder / "best.yaml", folder / LEDGER):
-            if ledger.secrets():  # of a private search, the price of all winners is stated
+            if ledger.secrets():  # best.yaml then also states the cost of publishing all winners
                 write_tables(ledger, folder)
             else:
                 write_text(folder / "best.yaml", best.text(cells))
@@ -274,7 +274,7 @@ def _write_errors(location: ResultsLocation, *, runs_trials: bool = True) -> Ite
 
 
 def _says_full(error: sqlite3.Error | OSError) -> bool:
-    """By code: a message may quote a path."""
+    """Whether the disk is full. Only the error code counts, because a message may quote a path."""
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
     return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL

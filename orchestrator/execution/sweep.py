@@ -23,7 +23,7 @@ from trainables import plugins
 from trainables.errors import UserError
 from trainables.federation.trial_spec import TrialSpec
 
-OPEN_TRIALS = 100_000  # at least, before the searches of further cells wait: a trial that waits takes 1 KB
+OPEN_TRIALS = 100_000  # further searches start only while fewer trials are open: a waiting trial takes 1 KB
 
 
 def purpose(cell: Cell, variant: SearchVariant) -> str:
@@ -68,7 +68,7 @@ class Sweep:
         self._delayed: set[CellSearch] = set()
         """Searches that wait for their neighbours, not for their own trials."""
         self._resumed: dict[CellSearch, None] = {}
-        """Those of them that have a neighbour whose search is over since."""
+        """Those of `_delayed` with a neighbour whose search has ended meanwhile."""
         self._connect_budgets()
         self._unopened = deque(self.searches)
         """Searches whose first stage opens when fewer trials wait."""
@@ -144,8 +144,8 @@ class Sweep:
             self.ledger.set_winner(search.cell.id, search.variant.name, as_stored(search.winner()))
 
     def _open_following(self, completed: list[CellSearch]) -> list[TrialSpec]:
-        """Open what follows the completed stages of these searches, and further searches while few trials wait; the new
-        trials."""
+        """Open what follows the completed stages of these searches, and further searches while few trials wait. Returns
+        the new trials."""
         groups = {id(search) if search.search_over else id(search.together): search for search in completed}
         new = [trial for search in groups.values() for trial in self._advance(search)]
         new += self._advance_resumed()
@@ -161,7 +161,8 @@ class Sweep:
         return [trial for search in resumed for trial in self._advance(search)]
 
     def _advance(self, search: CellSearch) -> list[TrialSpec]:
-        """Open stages of a search, and of those that propose with it, until one has trials to run; the new trials."""
+        """Open stages of a search, and of those that propose with it, until one has trials to run. Returns the
+        new trials."""
         new: list[TrialSpec] = []
         while True:
             group = [search] if search.search_over else [each for each in search.together if not each.search_over]
@@ -229,7 +230,7 @@ class Sweep:
         keys = [trial.key for trial in trials]
         place = search.cell.id, search.variant.name
         recorded = self.ledger.stage(*place, stage, start, len(keys))
-        if recorded != keys[: len(recorded)] and self._computes_otherwise(search, trials):
+        if recorded != keys[: len(recorded)] and self._plugin_changed(search, trials):
             stages = search.variant.stages
             later = {(*place, each): 0 for each in stages[stages.index(stage) + 1 :]}
             self.ledger.forget((), {(*place, stage): start, **later})
@@ -242,8 +243,8 @@ class Sweep:
         if len(recorded) < len(keys):
             self.ledger.add_stage(search.cell.id, search.variant.name, stage, keys, start)
 
-    def _computes_otherwise(self, search: CellSearch, trials: list[TrialSpec]) -> bool:
-        """Whether the trials are others only because a plug-in that computes them has changed: they run again."""
+    def _plugin_changed(self, search: CellSearch, trials: list[TrialSpec]) -> bool:
+        """Whether these are new trials only because a plug-in that computes them has changed; they run again then."""
         strategy_is_plugin = bool(plugins.code_hash(type(search.variant.strategy).__module__))
         changed = plugins.changed(self.ledger.plugin_code())
         return bool(changed) and any(trial.code for trial in trials) and not strategy_is_plugin

@@ -122,7 +122,7 @@ def prepare(
 ) -> Training:
     """Run all checks, before any actor starts. `shown`: the metrics to show first."""
     if train_on == "all" and evaluate_on == "validation":
-        raise UserError("evaluate-on = 'validation' needs train-on = 'train': those rows would be trained on")
+        raise UserError("evaluate-on = 'validation' needs train-on = 'train': otherwise those rows are trained on, too")
     content = DataSpec(
         fingerprint=data.fingerprint,
         validation_fraction=validation_fraction,
@@ -230,13 +230,13 @@ def from_cells(
         named = records or entry.get("records", "")
         training = replace(training, data_id=DataSettings(source=name).id, records=named)
         return with_secret_noise(training) if secret_noise else training
-    except (AttributeError, KeyError, TypeError, ValueError) as error:  # with pydantic's ValidationError
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # ValueError: also pydantic's ValidationError
         raise UserError(f"cell {cell!r} of {file} was not written by a sweep: {error!r}".replace("\n", " ")) from None
 
 
 def with_secret_noise(training: Training) -> Training:
-    """The same run with noise from the operating system, which cannot be reproduced. The seed stays the seed of what is
-    public: the initial weights and the clients of every round."""
+    """The same run with noise from the operating system, which cannot be reproduced. The seed still
+    determines what is public: the initial weights and the clients of every round."""
     return replace(training, trial=training.trial.model_copy(update={"noise_key": secrets.token_hex(NOISE_KEY_BYTES)}))
 
 
@@ -269,8 +269,8 @@ def train(
 
 
 def saved_model(training: Training, trained: Trained, *, secret: bool) -> SavedModel:
-    """The trained model with its provenance. With secret noise it may be published: it has no function of the data
-    other than the weights, the account and scores on the test rows, which are public."""
+    """The trained model with its provenance. With secret noise it may be published: nothing in it is
+    computed from the data except the weights, the account and the scores on the test rows. The test rows are public."""
     if trained.weights is None:
         raise UserError(f"the run ended as {trained.result.state!r}: there is no model to save")
     trial, plan, data = training.trial, training.plan, training.problem.data

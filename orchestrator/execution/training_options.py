@@ -1,6 +1,6 @@
 """The options of one training run, shared by `fedsweep train`, `fedsweep.train` and the engine.
 
-Each field carries its help text. Only the standard library is imported here: the command line reads this module.
+Each field carries its help text. This module must import fast, because every start of the command line reads it.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class TrainingOptions:
 
     @property
     def _adaptive(self) -> bool:
-        """Not for a program as its authors released it."""
+        """Whether the adaptive defaults apply. They never do to a program as its authors released it."""
         return self.defaults == "adaptive" and self.hyperparameters.get("as_released") is not True
 
     def aggregation(self) -> Aggregate:

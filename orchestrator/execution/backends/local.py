@@ -94,7 +94,7 @@ class _Slot:
         while self._runner.order is not None:
             try:
                 report = self._runner.advance()
-            except Exception as error:  # a trial may fail in any way: like a failed slot on a cluster
+            except Exception as error:  # a trial may raise anything; it is handled like a failed slot
                 failed, self._runner = self._runner, self._new_runner()
                 if not is_out_of_memory(error):
                     self._scheduler.slot_failed(SLOT, Failure(f"{type(error).__name__}: {error}"))

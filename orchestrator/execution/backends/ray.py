@@ -1,4 +1,5 @@
-"""Runs a sweep on Ray. Ray Tune drives slots: Tune trials that each own a federation and fetch packs from the desk."""
+"""Runs a sweep on Ray. Ray Tune runs slots: Tune trials that each own a federation and fetch packs from an
+actor, the desk."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-# Tune reads these when it is imported. They turn off its loggers, checkpoints and output, because results go to the
-# ledger, and its Ctrl-C handler. The placement groups of up to 1,000 slots may be pending at the same time.
+# Tune reads these when it is imported. They turn off its Ctrl-C handler, and its loggers, checkpoints and output,
+# because results go to the ledger. They allow the placement groups of up to 1,000 slots to be pending.
 os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
 os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "86400")
 os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")
@@ -389,7 +390,7 @@ class SweepCallback(_NotPickled, tune.Callback):
         possible = capacity.federations_on(alive)
         gpus_wanted = capacity.prefers_gpus and not scheduler.moving_to_gpus
         if gpus_wanted and capacity.gpu_federations_on(nodes.free_resources(health.excluded)):
-            log.info("GPUs are available: the packs in flight end here, all others run there")
+            log.info("GPUs are available: the packs in flight end on CPUs, all others run on GPUs")
             scheduler.moving_to_gpus = True
         if possible:
             self._had_room = now

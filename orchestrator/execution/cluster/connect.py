@@ -115,8 +115,8 @@ def _start(cpus: int | None) -> None:
 
 @contextlib.contextmanager
 def _in_folder(folder: Path) -> Iterator[None]:
-    """Processes that are started in this block have this current folder: Python and libraries look for code and
-    settings there, and the one of this process may be anyone's."""
+    """Processes that are started in this block have this folder as current folder. Python and libraries look for code
+    and settings in the current folder, and that of this process may be writable by others."""
     from trainables.files import FOLDER, current_folder
 
     places = os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -171,8 +171,8 @@ def _with_plugins() -> dict[str, Any]:
 
 
 def _resolve(address: str) -> str:
-    """HOST:PORT. For `auto`, Ray believes a file that every user of this machine can write, and the options of every
-    user's processes; the cluster that they name would get the token."""
+    """HOST:PORT. For `auto`, Ray trusts a file that every user of this machine can write, and the command lines of all
+    users' processes. The cluster that they name would get the token, so it must belong to the user or root."""
     from orchestrator.execution.cluster.ray_internals import canonicalize_bootstrap_address
 
     resolved = canonicalize_bootstrap_address(address)
@@ -183,7 +183,7 @@ def _resolve(address: str) -> str:
     if not _is_own(resolved):
         raise UserError(
             f"address = 'auto' names the Ray cluster at {resolved}, but neither you nor root has started its head on "
-            f"this machine, nor you a node of it; if you trust that cluster, say --address {resolved}"
+            f"this machine, and you have started no node of it; if you trust that cluster, say --address {resolved}"
         )
     return resolved
 

@@ -16,7 +16,7 @@ from orchestrator.console import stderr
 from orchestrator.execution.cluster import ray_internals
 
 CHECK_EVERY_S = 2.0
-LEAVE_WITHIN_S = 20.0  # before the process ends
+LEAVE_WITHIN_S = 20.0  # that `leave` may take
 RAY_TIMEOUT = "RAY_gcs_rpc_server_reconnect_timeout_s"
 log = logging.getLogger("fedsweep")
 
@@ -27,7 +27,8 @@ def watched(leave: Callable[[float], str]) -> Iterator[None]:
 
     Without them, Ray ends the process after a minute from one of its own threads, without a Python exception; until
     then its calls, including `ray.shutdown`, may block. The process therefore ends without cleaning up. The ledger is
-    intact at any time. `leave`: called before, with the seconds that it may take; what it returns ends the sentence."""
+    intact at any time. `leave`: called before the process ends, with the seconds that it may take; the sentence ends
+    with what it returns."""
     address = ray.get_runtime_context().gcs_address
     ended = threading.Event()
     watch = threading.Thread(target=_watch, args=(address, ended, timeout(), leave), name="head watch", daemon=True)

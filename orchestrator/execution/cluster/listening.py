@@ -55,7 +55,7 @@ def owners_of(address: str) -> set[int]:
     own = {_unmapped(each.address) for each in addresses}
     if "%" in host or ip.is_unspecified or ip.is_link_local or not (ip.is_loopback or str(ip) in own):
         return set()
-    # a socket at :: may serve IPv4 or not, which the tables do not say: it does not count there
+    # the tables do not say whether a socket at :: serves IPv4, too: it does not count for IPv4
     return _listeners(int(port), {str(ip), "::" if ip.version == 6 else "0.0.0.0"})
 
 

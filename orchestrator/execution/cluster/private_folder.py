@@ -1,8 +1,8 @@
 """A folder for the sockets, logs and spilled objects of a local Ray, and for Tune's own files, which only this user can
 enter.
 
-By default, all users share one folder, where each of them can rename the files of others, even the sockets of a running
-Ray.
+By default, the Rays of all users share one folder, in which every user can rename the files of others, even the sockets
+of a running Ray.
 """
 
 from __future__ import annotations

@@ -48,8 +48,8 @@ RAY_PROGRAMS = ("raylet", "gcs_server")
 
 
 class JobConfigWithoutFolders(JobConfig):
-    """Ray adds the driver's current folder and the folder of its script to the front of the workers' search path,
-    unless the job has a working directory of its own. A `torch.py` in either would be executed."""
+    """Keeps the driver's current folder and the folder of its script out of the workers' search path: a `torch.py` in
+    either would be executed. Ray adds both to its front, unless the job has its own working directory."""
 
     def _runtime_env_has_working_dir(self) -> bool:
         return True
@@ -96,7 +96,7 @@ def dead_local_processes() -> list[str]:
 
 
 def kill_local_ray() -> None:
-    """All processes of a Ray that this process has started."""
+    """Kill all processes of a Ray that this process has started."""
     with contextlib.suppress(Exception):  # some have died already
         worker._global_node.kill_all_processes(check_alive=False, allow_graceful=False)
 
@@ -148,14 +148,14 @@ def minimal_local_ray() -> Iterator[None]:
 
 
 def without_error_messages() -> contextlib.AbstractContextManager[None]:
-    """Ray prints what its processes report about failures, including pages of their logs. The slots' failures are
-    reported in our own words."""
+    """Do not let Ray print what its processes report about failures, including pages of their logs: fedsweep reports
+    the failures of slots itself."""
     return patched(worker, "print_to_stdstream", lambda *arguments, **options: None)
 
 
 def reuse_prestarted_workers() -> contextlib.AbstractContextManager[None]:
-    """Tune sets an environment variable for its actors. For actors with their own environment Ray starts new worker
-    processes, in two steps, instead of using the ones that it has started in advance."""
+    """Remove the environment variable that Tune sets for its actors. For actors with their own environment, Ray starts
+    new worker processes, in two steps, instead of using those that it has started in advance."""
     from ray.tune.execution import class_cache
 
     return patched(class_cache, "DEFAULT_ENV_VARS", {})
