@@ -4,7 +4,7 @@
     delta(eps; mu) = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu)
 
 Phi is the standard normal distribution function. Everything is computed in logarithms, which is accurate for eps from
-1e-3 to 1e3 and delta below 1e-12.
+1e-3 to 1e3, even if delta is below 1e-12.
 """
 
 from __future__ import annotations

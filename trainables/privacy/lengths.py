@@ -1,9 +1,9 @@
 """The typical length of a row, from a private histogram of the lengths of all rows.
 
-A bin holds the lengths from a power of two to the next. The typical length is the middle of the largest bin, moved
-towards the larger of its neighbours, by their shares of the rows. If noise may have produced these counts, it is that
-of standardised features instead: sqrt(features). The factor of the features is a power of two, so that scaling rounds
-nothing."""
+A bin holds the lengths from a power of two to the next. Of the two neighbouring bins with the most rows, take the
+larger one: the typical length is the mean over this bin and its two neighbours, on a logarithmic scale, weighted by
+their rows. If noise may have produced these counts, it is that of standardised features instead: sqrt(features).
+The factor of the features is a power of two, so that scaling rounds nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BINS = HIGHEST - LOWEST
 TYPICAL = 8.0
 """The typical length after scaling: the packaged search spaces were made for such features."""
 STEP = 0.25
-"""Of the logarithm to base 2 of the typical length."""
+"""The base-2 logarithm of the typical length is rounded to a multiple of this."""
 SURE = 3.0
 """The two bins together must exceed the noise by this many standard deviations."""
 
@@ -42,7 +42,8 @@ def typical(
 
 
 def _exponent(shares: NDArray[np.float64], pair: int) -> float:
-    """Of the typical length, rounded so that few lengths differ: the mean of a client's rows is computed for each."""
+    """The base-2 logarithm of the typical length. It is rounded so that lanes have few different lengths: clients
+    compute the mean of their rows for each."""
     largest = pair + int(shares[pair + 1] > shares[pair])
     below, above = max(0, largest - 1), min(BINS, largest + 2)
     weights = shares[below:above].clip(min=0)

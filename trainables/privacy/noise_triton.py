@@ -191,9 +191,7 @@ def _normals(OUT, SEEDS, CLIENTS, WORDS, ORDER, LIMITS, WIDTHS, HEIGHTS, t, step
     while made < size:
         at = begin + inside
         word, before, second = _philox(at, key0, key1), _philox(at - 1, key0, key1), _philox(at - 2, key0, key1)
-        done = tl.where(
-            inside == 0, STAY, _transition(second, before, LIMITS)
-        )  # transitions of all words before this one
+        done = tl.where(inside == 0, STAY, _transition(second, before, LIMITS))  # of the word before
         now = (tl.associative_scan(done, 0, _compose) >> (3 * state)) & 7
         # a number from this word alone
         strip, negative, bits = _split(word)

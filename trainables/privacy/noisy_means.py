@@ -1,8 +1,8 @@
 """The noise in a private mean, and how much of the mean to keep.
 
-A noisy vector z of known noise, sigma per entry, is longer than what it estimates. The positive-part James-Stein
-estimator max(0, 1 - (p - 2) sigma^2 / |z|^2) z has a smaller expected squared error for every mean with p > 2 entries.
-It is a function of what was released, so it costs no budget."""
+A vector z with noise of a known standard deviation sigma per entry is on average longer than the mean it estimates.
+The positive-part James-Stein estimator max(0, 1 - (p - 2) sigma^2 / |z|^2) z has a smaller expected squared error for
+every mean with p > 2 entries. It is a function of what was released, so it costs no budget."""
 
 from __future__ import annotations
 

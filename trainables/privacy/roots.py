@@ -1,5 +1,5 @@
-"""Brent's method. The same steps as scipy.optimize.brentq, which takes half a second to import and is needed by every
-command that prices a budget."""
+"""Brent's method, with the same steps as scipy.optimize.brentq. Every command that computes a privacy cost needs it,
+and scipy.optimize takes half a second to import."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def root(function: Callable[[float], float], low: float, high: float) -> float:
         if abs(step_before) > tolerance and abs(f) < abs(f_before):
             if before == other:  # a line through two points
                 tried = -f * (x - before) / (f - f_before)
-            else:  # a hyperbola through three
+            else:  # inverse quadratic interpolation through three
                 slope, of_other = (f_before - f) / (before - x), (f_other - f) / (other - x)
                 tried = -f * (f_other * of_other - f_before * slope) / (of_other * slope * (f_other - f_before))
         if 2 * abs(tried) < min(abs(step_before), 3 * abs(half) - tolerance):
