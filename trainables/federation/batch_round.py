@@ -32,7 +32,7 @@ class Batch:
     clients: tuple[int, ...]
     shard: Shard
     gradient_sum: GradientSum
-    """The model's sum of clipped gradients over all rows, of weights and bounds."""
+    """The model's sum of clipped gradients over all rows, as a function of weights and clip bounds."""
     automatic_sum: GradientSum
     """The same with automatic clipping."""
 
@@ -221,7 +221,8 @@ class BatchRound:
         return torch.stack(values, dim=1)[:, of_lane[self._lanes.distinct]]
 
     def noisy_length_shares(self) -> torch.Tensor:
-        """The shares of the rows in each bin of lengths, (clients, distinct noises, bins). Noise as for the mean."""
+        """The shares of the rows in each bin of lengths, (clients, distinct noises, bins). Noise is added as
+        in `noisy_feature_mean`."""
         total = self.for_distinct_noises(lambda rows: rows.length_counts())
         noise = self.distinct_noise(LENGTHS, total.shape[2])
         return total / self.size + noise if self._level == "user" else (total + noise) / self.size

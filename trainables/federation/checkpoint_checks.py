@@ -29,7 +29,7 @@ def check_weights(saved: dict[str, Any], work: ClientWork, weights: torch.Tensor
     _check(saved, "centre", (lanes, anything) if started and work.preprocesses else None)
     _check(saved, "length", (lanes,) if started and work.scales else None)
     if saved["length"] is not None and not (torch.isfinite(saved["length"]) & (saved["length"] > 0)).all():
-        raise ValueError("the lengths are no lengths")
+        raise ValueError("a length is not a positive number")
     if saved["clients"] is not None and saved["clients"]["t"] != saved["t"]:
         raise ValueError("the states of its clients are those of another round")
     if len(saved["states"]) != len(saved["groups"]):

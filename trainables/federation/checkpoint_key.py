@@ -2,7 +2,7 @@
 
 A results folder may come from anyone. The author of a checkpoint chooses the weights and the round that a private trial
 continues from, and a person who knows the secret of a private search can subtract its noise. So only checkpoints and
-secrets of the user's own runs are believed. The key lies outside of all results folders.
+secrets of the user's own runs are trusted. The key lies outside of all results folders.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ log = logging.getLogger("fedsweep")
 
 @cache
 def user_key() -> bytes:
-    """Made on first use. If it cannot be kept, a key for this process: later runs then start packs from round 0."""
+    """The user's key, created on first use. If it cannot be stored, a key for this process only: later runs then start
+    packs from round 0."""
     try:
         folder = trusted_user_folder("XDG_STATE_HOME", ".local", "state")
         file = folder / "checkpoint.key"
@@ -31,7 +32,7 @@ def user_key() -> bytes:
                 made.write(secrets.token_bytes(SIZE))
         return file.read_bytes()
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
-        log.warning("the key of checkpoints cannot be kept, so a later run cannot use them: %s", error)
+        log.warning("the checkpoint key cannot be stored, so later runs refuse this run's checkpoints: %s", error)
         return secrets.token_bytes(SIZE)
 
 

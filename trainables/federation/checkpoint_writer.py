@@ -26,7 +26,7 @@ class _Write(threading.Thread):
         self.error: Exception | None = None
         self.seconds = 0.0
         self.is_overdue = False
-        """A deadline has passed: no other one is waited for."""
+        """A deadline has passed before it ended: later deadlines do not wait for it again."""
 
     def run(self) -> None:
         began = time.monotonic()
@@ -127,12 +127,12 @@ class CheckpointWriter:
             if self._failures == 1:
                 self.notes.append(
                     f"pack of {len(self._keys)} trials could not write a checkpoint: {write.error}; packs continue "
-                    f"without, and the storage is tried again after {delay:.0f} s, then less often"
+                    f"without checkpoints, and the storage is tried again after {delay:.0f} s, then less often"
                 )
             return
         if self._failures:
             self.notes.append(f"checkpoints can be written again, after {self._failures} failed attempts")
             self._failures = 0
-        self._next = max(self._next, time.monotonic() + write.seconds)  # a slow storage gets breaks
+        self._next = max(self._next, time.monotonic() + write.seconds)  # writes take at most half the time
         if write.ending == ENDING and write.name_of_checkpoint == checkpoint_name(self._keys):
             self.saved, self.saved_round = write.name_of_checkpoint, write.round

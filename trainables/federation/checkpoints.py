@@ -126,7 +126,7 @@ class PackStorage:
                 self.filesystem.rm_file(f"{self.path}/{name}{ENDING}")
 
     def remove_all(self, even_if_used: bool = True) -> None:
-        """Remove the folder. Not `even_if_used`: only if no trial can continue from a file in it."""
+        """Remove the folder; without `even_if_used`, only if no trial can continue from a file in it."""
         if not even_if_used and (self._names(ENDING) or self._names(PAUSED)):
             return
         if self.filesystem is None:

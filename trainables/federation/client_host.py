@@ -42,7 +42,7 @@ class ClientStateLostError(RuntimeError):
 
 @dataclass(frozen=True)
 class ClientStates:
-    """The states of clients after round t, laned."""
+    """The states of clients after round t. Every tensor has one row per lane."""
 
     lanes: tuple[str, ...]
     t: int
@@ -79,7 +79,7 @@ class ClientHost:
         self._settings: object = None
         """Settings of the network that `_raw_batches` are for."""
         self._batches: list[Batch] = []
-        """The same, or with the centres of the lanes."""
+        """`_raw_batches`, or the same rows centred for every lane."""
         self._centre: NDArray[np.float32] | None = None
         """Centres of the lanes of `_batches`."""
         self._states: tuple[tuple[str, ...], int, list[State]] | None = None
@@ -90,8 +90,9 @@ class ClientHost:
             torch.set_num_threads(1)  # cores are used by more hosts, which never wait for one another within a round
 
     def prepare(self, work: ClientWork) -> torch.Tensor:
-        """The sum, on the exact grid, of what the clients release once before the first round: the lengths of their
-        rows if these scale the features, then their mean if it centres them, then what their program prepares."""
+        """The sum, on the exact grid, of what the clients release before the first round. The server calls this up to
+        three times: for the lengths of the rows if they scale the features, for the mean of the features if it centres
+        them, and for what the program prepares."""
         with flush_denormals():
             self._load(work)
             lanes = self._lanes(work)

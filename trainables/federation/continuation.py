@@ -1,8 +1,8 @@
 """Trials that continue where a shorter run of the same trial stopped.
 
 A trial that ends before its last planned round (`stop_after`) leaves its lane's state behind. A later trial that
-differs only in `stop_after` starts from this state and gets the result that it would have from round 0, bit by bit. Its
-pack may join lanes of several earlier packs.
+differs only in `stop_after` starts from this state and gets the result that it would have from round 0, bit for bit.
+Its pack may join lanes of several earlier packs.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _group_state(saved: Sequence[dict[str, Any]], lanes: Sequence[tuple[int, int
 
 
 def _result(trial: TrialSpec, saved: dict[str, Any]) -> dict[str, Any]:
-    """Without the evaluation after its last round, which a longer run does not make."""
+    """The result so far, without the evaluation after the last round if a longer run does not evaluate there."""
     metrics = {
         name: {t: value for t, value in curve.items() if t % trial.evaluate_every == 0}
         for name, curve in saved["metrics"].items()

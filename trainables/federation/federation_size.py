@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class FederationSize:
-    """Never changes a result."""
+    """The processes of a federation and their resources, which never change a result."""
 
     hosts: int = 1
     cpus_per_host: float = 1.0
@@ -37,7 +37,7 @@ class FederationSize:
             "CPU": self.cpus_per_host,
             "GPU": self.gpus_per_host,
             "memory": self.memory_per_host,
-            f"accelerator_type:{self.accelerator}": 0.001 if self.accelerator else 0.0,  # a node has 1 of its kind
+            f"accelerator_type:{self.accelerator}": 0.001 if self.accelerator else 0.0,  # a node with such GPUs has 1
         }
         return {name: amount for name, amount in bundle.items() if amount}
 

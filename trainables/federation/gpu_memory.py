@@ -18,7 +18,7 @@ from trainables.models.lanes import MAX_CLIENTS, SHAPES
 ALWAYS = 1 << 30  # libraries, their workspaces, the evaluation
 PER_CELL = 60  # bytes for every row, class and lane of a chunk
 PER_WEIGHT = 120  # bytes for every client, lane and weight
-PER_CENTRED_WEIGHT = 24  # more of them if features are centred: weights for raw features, and sums before centring
+PER_CENTRED_WEIGHT = 24  # further bytes if features are centred: weights for raw features, sums before centring
 SHARE = 0.8  # of the free memory: the allocator cannot use all of it
 
 

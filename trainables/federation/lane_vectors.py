@@ -38,7 +38,7 @@ class LaneVectors:
 
     def client_weights(self, clients: Sequence[int], t: int, work: ClientWork) -> torch.Tensor | None:
         """Weights of clients in round t, (clients, lanes, 1): 0 for clients that do not take part, with mean 1 over
-        those that do. None if no client takes part."""
+        those that do. None if none of these clients takes part."""
         if work.all_alike:
             if len(clients) not in self._ones:
                 self._ones[len(clients)] = torch.ones(len(clients), len(work.lanes), 1, device=self.device)

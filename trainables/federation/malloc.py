@@ -11,7 +11,7 @@ import ctypes
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # glibc's numbers
 LARGEST = 256 << 20  # bytes of a block
 MOST = 512 << 20  # bytes at the end of the heap; free memory between blocks in use is always kept
-LARGEST_THEN = 32 << 20  # the limit of older versions
+LARGEST_THEN = 32 << 20  # the limit of older versions of glibc
 
 
 def keep_freed_memory() -> None:

@@ -31,8 +31,9 @@ class Report:
     slot: str
     number: int
     kind: Literal["alive", "started", "progress", "ended", "too large", "handed back", "dropped", "lost"]
-    """alive: a heartbeat without a pack. handed back: the slot's node is about to leave the cluster. dropped: another
-    slot has finished the pack. lost: sent by the desk, if a slot died before it received the pack."""
+    """alive: a heartbeat without news. handed back: the slot's node is about to leave the cluster. dropped: this
+    attempt is no longer needed, for example because another slot has finished the pack. lost: sent by the desk, if a
+    slot died before it received the pack."""
     round: int = 0
     running: int = 0
     computing_s: float = 0.0
@@ -64,4 +65,4 @@ class Failure:
     """other code: the process has other code than the driver. left: the slot ended because its node gets no more
     packs."""
     node: str = ""
-    """Id of the node at fault, if it is not the slot's own node."""
+    """Id of the node at fault; empty if it is not known, or is the slot's own."""

@@ -33,8 +33,9 @@ PackGroup = tuple[str, str, int, int, int, str]
 
 
 def pack_group(trial: TrialSpec) -> PackGroup:
-    """Trials of one group can share a pack: data, client program, rounds, clipping, participation, noise, the bound on
-    a row in the private mean if features are centred, and the model's own hyperparameters."""
+    """Trials of one group can share a pack. They have the same data, client program, rounds, aggregation, clipping,
+    secret participation, precision, noise key, metrics and hyperparameters of the model. Preprocessing is the same,
+    too, except for its shares of the budget."""
     clipping, participation = trial.privacy.clipping, trial.privacy.secret_participation
     features = f"{trial.aggregate}:{clipping}:{participation}:{trial.precision}:{trial.noise_key}"
     if trial.preprocess.center:
@@ -65,8 +66,8 @@ def plan_of(trial: TrialSpec, sizes: Sequence[int]) -> PrivacyPlan:
 
 
 def with_preprocessing(events: tuple[Event, ...], trial: TrialSpec) -> tuple[Event, ...]:
-    """A method's releases, and those of the mean of the features and of their lengths, which take their shares of the
-    budget."""
+    """A method's releases and those of preprocessing: the mean of the features and the lengths of the rows, which take
+    their shares of the budget."""
     preprocess = trial.preprocess
     if not preprocess.center and not preprocess.scale:
         return events
@@ -81,7 +82,8 @@ def _with_shares(events: tuple[Event, ...], preprocess: Preprocess, factor: floa
     if center:
         extra.append(Event(CENTRE, 1, preprocess.bound * factor, share=center, equal_weights=True))
     if scale:
-        # a record is a unit vector, a user a vector of shares: replaced, they move by sqrt(2), since no count is < 0
+        # a record adds a unit vector to the histogram, a user a vector of shares: no entry is negative, so replacing
+        # one moves the histogram by at most sqrt(2)
         extra.append(Event(LENGTHS, 1, math.sqrt(factor), share=scale, equal_weights=True))
     return (*(replace(event, share=event.share * (1 - (center + scale))) for event in events), *extra)
 
@@ -124,7 +126,7 @@ def check(trial: TrialSpec, problem: Problem) -> PrivacyPlan:
 
 @lru_cache(maxsize=100)
 def _check_preprocess(preprocess: Preprocess) -> None:
-    """Most trials share one."""
+    """Cached, because most trials have the same preprocessing."""
     preprocess.check()
 
 
@@ -220,7 +222,7 @@ class ClientWork:
     seeds: NDArray[np.int64]
     clip: NDArray[np.float32]
     noise_std: Mapping[str, NDArray[np.float32]]
-    """By purpose, per lane: what each client adds to its sum."""
+    """Standard deviations of the noise that each client adds to its sum, by purpose; one per lane."""
     hypers: Mapping[str, NDArray[np.float32]]
     """The hyperparameters that the program uses, per lane."""
     lanes: tuple[str, ...]
@@ -261,7 +263,7 @@ class ClientWork:
 
     @property
     def factor(self) -> NDArray[np.float32] | None:
-        """The lanes' factors of the features."""
+        """The factors by which the lanes scale the features."""
         if self.length is None:
             return None
         return np.array([lengths.factor_of(length) for length in self.length.tolist()], dtype=np.float32)
@@ -272,7 +274,7 @@ class ClientWork:
 
     def distinct_noises(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """One lane for every distinct noise (seed and scales), and the index of each lane's noise among them."""
-        _, seeds = np.unique(self.seeds, return_inverse=True)  # by rank: not every large seed is a float
+        _, seeds = np.unique(self.seeds, return_inverse=True)  # their ranks: a float cannot hold every large seed
         table = np.stack([seeds, *(std for _, std in sorted(self.noise_std.items()))], axis=1)
         _, first, which = np.unique(table, axis=0, return_index=True, return_inverse=True)
         return first, which.reshape(-1)

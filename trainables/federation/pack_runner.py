@@ -139,7 +139,7 @@ class PackRunner:
         return [content for _, content in loaded]
 
     def _save_paused(self) -> str:
-        """The lanes of trials that stopped early; the name of the file, or nothing if they cannot continue."""
+        """Write the lanes of trials that stopped early. Returns the name of the file; empty if they cannot continue."""
         try:
             paused = self.federation.paused()
             if paused is None:
@@ -185,7 +185,8 @@ def _within(seconds: float, call: Callable[[], T]) -> T:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """torch's, Ray's or Python's own error, here or in another process. By name: a slot does not import torch."""
+    """Whether torch, Ray or Python has run out of memory, here or in another process. Compares the name of the error,
+    because a slot does not import torch."""
     while error is not None:
         if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
             return True

@@ -102,11 +102,11 @@ class SavedModel:
         except (*READ_ERRORS, TypeError, ValueError, UserError) as error:
             raise UserError(f"{path} is not a model that fedsweep saved: {error}".replace("\n", " ")) from None
         if weights.shape != (head.dimension,):
-            raise UserError(f"{path} has weights of shape {weights.shape}, its model has {head.dimension}")
+            raise UserError(f"{path} has weights of shape {weights.shape}, its model needs ({head.dimension},)")
         return model
 
     def _check(self) -> None:
-        """Check the types; the values are checked later."""
+        """Check types, counts, class names and backbone; `load` checks the shape of the weights."""
         if not isinstance(self.weights, np.ndarray) or self.weights.dtype != np.float32:
             raise TypeError("its weights are not a float32 array")
         if not isinstance(self.model, str) or not isinstance(self.provenance, dict):
@@ -150,7 +150,7 @@ class SavedModel:
 def check_file_name(path: Path, model: str) -> None:
     """Networks are saved as safetensors, other models as npz."""
     if (path.suffix == ".safetensors") != is_network(model):
-        rule = "ends in .safetensors" if is_network(model) else "does not end in .safetensors"
+        rule = "must end in .safetensors" if is_network(model) else "must not end in .safetensors"
         raise UserError(f"--save {path}: the name of a file with model = {model!r} {rule}")
 
 

@@ -60,7 +60,7 @@ class Server:
         self.device = device
         self._evaluation_rows: tuple[str, Shard] | None = None
         self._evaluation: tuple[np.ndarray, Shard] | None = None
-        """The lanes' centres, and the rows for them."""
+        """The lanes' centres, and the evaluation rows centred with them."""
         if device == "cpu":
             torch.set_num_threads(1)
 
@@ -84,7 +84,7 @@ class Server:
         self._opened = (list(trials), data)
         self._last_checkpoint = checkpoint
         self._seconds_before = 0.0
-        """Seconds that the shorter trials took which these continue."""
+        """Seconds that were spent on the shorter trials that this pack continues."""
         self._measured: dict[str, torch.Tensor] = {}
         """Metrics of the current round."""
         self._any_failed = False
@@ -168,12 +168,12 @@ class Server:
         self.open(*self._opened, self._last_checkpoint)
 
     def final_weights(self) -> np.ndarray | None:
-        """The weights of a finished trial that had the pack to itself."""
+        """The weights of the pack's trial, if the pack has only one; None until it is done."""
         return None if self._final is None else self._final[0]
 
     def lanes_that_fit(self, trials: Sequence[TrialSpec], data: ProblemData, share: float = 1.0) -> int | None:
-        """How many trials like these fit into the GPU's free memory, of which a host may use a share. None on CPU: no
-        limit."""
+        """How many trials like these fit into the GPU's free memory, of which a host may use a share. None, which
+        means no limit, on the CPU and for a single trial."""
         if self.device != "cuda" or len(trials) == 1:
             return None
         hosts = assign(data.sizes, self.hosts.count)
@@ -221,7 +221,7 @@ class Server:
         self._drop_failed_lanes()
 
     def _scale(self) -> None:
-        """Compute the typical lengths from the private lengths of the rows."""
+        """Compute the typical lengths from the private histogram of the rows' lengths."""
         work = self._work
         if work.needs_length:
             shares = self._sum(self.hosts.prepare(work)).div_(len(self.data.sizes)).cpu().numpy()
@@ -251,7 +251,7 @@ class Server:
         return self._raw_evaluation_rows().x.shape[2] - 1
 
     def _prepare(self) -> None:
-        """Collect what the clients release once."""
+        """Collect what the program releases once, before the first round."""
         if not self._work.program.prepares:
             return
         prepared = self._sum(self.hosts.prepare(self._work)).div_(len(self.data.sizes)).to(self.theta)
@@ -327,7 +327,7 @@ class Server:
         )
 
     def _evaluation_shard(self) -> Shard:
-        """For the centres of the lanes."""
+        """The evaluation rows, centred for every lane if features are preprocessed."""
         centre, shard = self._work.centre, self._raw_evaluation_rows()
         if centre is None:
             return shard
@@ -362,7 +362,7 @@ class Server:
 
     @contextlib.contextmanager
     def _failing_all_lanes(self) -> Iterator[None]:
-        """An exception that all methods of the pack would meet: in the model, or in the program that clients run."""
+        """Fail all lanes if the model or the clients' program, which all methods share, raises an exception."""
         try:
             yield
         except PluginError as error:
@@ -444,7 +444,7 @@ class Server:
         return self._last_checkpoint
 
     def _serialized(self, clients: ClientStates | None, keys: Mapping[str, str]) -> bytes:
-        """`keys`: of the results to include, and what they are called."""
+        """`keys`: for each result to include, its trial key and the key to write instead."""
         buffer = io.BytesIO()
         torch.save(
             {
@@ -471,7 +471,8 @@ class Server:
         return ClientStates.merge(self.hosts.states()[: len(self._work.assignment)], self.t)
 
     def _restore(self, checkpoint: bytes) -> ClientStates | None:
-        """All lanes of the checkpoint, or some of them: a pack may be split, and its parts resume from here."""
+        """Restore the lanes of this pack, and return the states of its clients. The checkpoint may have further lanes:
+        the parts of a split pack resume from the same checkpoint."""
         saved: dict[str, Any] = torch.load(io.BytesIO(checkpoint), weights_only=True)
         keys = {trial.key for trial in self.trials}
         if not keys <= set(saved["results"]):

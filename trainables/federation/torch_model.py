@@ -32,7 +32,7 @@ class TorchModel(torch.nn.Module):
         self._backbone = backbone
 
     def preprocess(self, rows: Any) -> Any:
-        """The input for some images (PIL), of any size, or texts; or for one."""
+        """The backbone's input for images (PIL, of any size) or texts. `rows`: one of them, or several."""
         if self._backbone is None:
             raise UserError("the model does not know its backbone; it takes features")
         if isinstance(rows, str) or not isinstance(rows, Iterable):
@@ -72,7 +72,8 @@ def _linear(head: SoftmaxHead, weights: Tensor) -> torch.nn.Linear:
 
 
 def backbone_of(record: str, *, named: str = "", weights: Path | None = None) -> backbones.Backbone:
-    """The backbone that a model records. One that is Python code of the user's must be `named` by the user."""
+    """The backbone that a model records. A function must be `named` by the user, because it is
+    called."""
     about = read_backbone(record)
     name = about["name"]
     if backbones.is_function(name) and not named:
