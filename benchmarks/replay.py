@@ -239,8 +239,8 @@ class Replay:
         """Predictions at the searched budgets."""
         for number, budget in enumerate(self.budgets):
             score, deviation = self.surface.scores(self.table.lattice.points, self.noise(budget), number)
-            (best,) = highest(score, 1)
-            self._predict(budget, Expected(score, deviation, score), best, searched=True)
+            expected = Expected(score, deviation, score - deviation)
+            self._predict(budget, expected, highest(expected.cautious, 1)[0], searched=True)
 
     def _predict(self, budget: int, expected: Expected, index: int, *, searched: bool) -> None:
         true = float(self.table.means[budget, index])
