@@ -38,6 +38,8 @@ TABLES = {
 BUDGETS = ("searched", "contest only", "no trial")
 """What runs at a budget: search and contest, a contest of predicted configurations, or nothing."""
 MEAN_BAR, P95_BAR = 0.3, 0.8
+COLUMNS = 3
+"""Panels in a row of the figure."""
 
 
 class Plan(NamedTuple):
@@ -234,13 +236,15 @@ def write_page() -> None:
 def draw(report: pd.DataFrame, names: list[str]) -> None:
     """Mean regret at the searched budgets against search trials: a panel per table."""
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import NullLocator
 
     from orchestrator.report.palette import ON_LIGHT
 
     plt.rcParams["svg.hashsalt"] = "searches"
-    figure, panels = plt.subplots(1, len(names), figsize=(3.2 * len(names), 3.2), layout="constrained", squeeze=False)
+    rows = -(-len(names) // COLUMNS)
+    figure, panels = plt.subplots(rows, COLUMNS, figsize=(3.6 * COLUMNS, 3 * rows), layout="constrained", squeeze=False)
     strategies = list(report["strategy"].unique())
-    for panel, name in zip(panels[0], names, strict=True):
+    for panel, name in zip(panels.flat, names, strict=False):
         for number, strategy in enumerate(strategies):
             own = report[
                 (report["table"] == name) & (report["strategy"] == strategy) & (report["budgets"] == "searched")
@@ -249,8 +253,18 @@ def draw(report: pd.DataFrame, names: list[str]) -> None:
             panel.plot(own["search_trials"], own["mean"], marker="o", ms=4, label=strategy, color=ON_LIGHT[number])
         panel.axhline(MEAN_BAR, lw=0.8, ls=":", color="gray")
         panel.set(title=name, xscale="log", yscale="log", xlabel="search trials per budget")
-    panels[0][0].set_ylabel("mean regret (points)")
-    panels[0][-1].legend(fontsize=7)
+        for axis, ticks in ((panel.xaxis, (10, 20, 50, 100, 200, 500)), (panel.yaxis, (0.01, 0.03, 0.1, 0.3, 1, 3))):
+            limits = axis.get_view_interval()
+            axis.set_ticks([tick for tick in ticks if limits[0] <= tick <= limits[1]])
+            axis.set_major_formatter("{x:g}")
+            axis.set_minor_locator(NullLocator())
+    for panel in panels.flat[len(names) :]:
+        panel.set_axis_off()
+    for first in panels[:, 0]:
+        first.set_ylabel("mean regret (points)")
+    figure.legend(
+        *panels[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=len(strategies), fontsize=8
+    )
     figure.savefig(FIGURE, metadata={"Date": None})
 
 
