@@ -9,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.execution import host_memory, planning
+from orchestrator.execution.cluster.connect import local_resources
 from orchestrator.execution.packing import AUTO_LANES, Capacity, cluster_capacity, make_packs
 from orchestrator.study.reading import parse
 from orchestrator.study.settings.resources import ResourceSettings
 from trainables.errors import UserError
+from trainables.federation import machine_memory
 from trainables.federation.federation_size import FederationSize
 from trainables.federation.gpu_memory import lanes_that_fit
 from trainables.federation.pack import pack_group
@@ -235,6 +237,17 @@ def test_lanes_of_a_large_model_fit_into_memory(monkeypatch):
     assert host_memory.within_memory(gpu, ResourceSettings(gpus_per_host=1), 10**9, nodes) == gpu
     monkeypatch.setattr(host_memory, "machine_bytes", lambda: 16 * gib)
     assert host_memory.within_memory(size, settings, 10**7) == large, "without nodes, this machine's memory counts"
+
+
+def test_the_memory_limit_of_a_container_counts(tmp_path, monkeypatch):
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(machine_memory, "CGROUP", limit)
+    limit.write_text("max\n")
+    assert machine_memory.machine_bytes() > 2**30
+    limit.write_text(f"{2**30}\n")
+    assert machine_memory.machine_bytes() == 2**30
+    (node,) = local_resources()
+    assert node["memory"] == pytest.approx(0.7 * 2**30, rel=1e-3)
 
 
 def test_a_plan_warns_if_memory_is_missing(tmp_path, monkeypatch):

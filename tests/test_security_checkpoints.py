@@ -175,6 +175,15 @@ def test_a_pipe_in_place_of_a_checkpoint_does_not_block(tmp_path):
     assert storage.trials_by_checkpoint() == storage.paused_lanes() == {}
 
 
+def test_a_checkpoint_that_a_container_cannot_hold_is_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("trainables.federation.machine_memory.CGROUP", tmp_path / "memory.max")
+    (tmp_path / "memory.max").write_text("4000\n")
+    name = checkpoint_name(["a"])
+    (tmp_path / (name + ENDING)).write_bytes(bytes(1001))
+    with pytest.raises(UserError, match="is larger than 1,000 bytes"):
+        PackStorage(str(tmp_path)).load(name)
+
+
 def test_a_huge_sparse_checkpoint_is_not_read(tmp_path):
     storage, name = PackStorage(str(tmp_path)), checkpoint_name(["a"])
     with (tmp_path / (name + ENDING)).open("wb") as file:

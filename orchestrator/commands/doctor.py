@@ -41,7 +41,7 @@ def _checks() -> Iterator[tuple[str, str, bool]]:
         yield name, *_version(name)
     import torch
 
-    from orchestrator.execution.host_memory import machine_bytes
+    from trainables.federation.machine_memory import machine_bytes
 
     memory = machine_bytes()
     enough = memory >= REQUIRED_MEMORY

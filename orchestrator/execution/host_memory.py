@@ -1,27 +1,16 @@
-"""The memory of a machine, and how many lanes of a large model fit into it."""
+"""How many lanes of a large model fit into the memory of a machine."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from orchestrator.execution.packing import Capacity
 from orchestrator.study.settings.resources import ResourceSettings
+from trainables.federation.machine_memory import machine_bytes
 
-CGROUP = Path("/sys/fs/cgroup/memory.max")
 LANE_BYTES = 8 * 6  # per weight, lane and host, with the server's part: weights, releases, state, temporaries
 LANES_SHARE = 0.5  # of a node's memory; data and processes need the rest
-
-
-def machine_bytes() -> int:
-    """Memory of the machine, or of the container if that is less."""
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        return min(physical, int(CGROUP.read_text()))
-    except (OSError, ValueError):  # no such file, or its content is `max`
-        return physical
 
 
 def lanes_bytes(capacity: Capacity, dimension: int) -> int:

@@ -10,13 +10,14 @@ from typing import Any
 
 from orchestrator.execution import machine_speed
 from orchestrator.execution.cell_search import CellSearch
-from orchestrator.execution.host_memory import lanes_bytes, machine_bytes, within_memory
+from orchestrator.execution.host_memory import lanes_bytes, within_memory
 from orchestrator.execution.pack_cost import PackCost
 from orchestrator.execution.packing import Capacity, cluster_capacity, make_packs
 from orchestrator.study.advice import advice
 from orchestrator.study.cells import PreparedStudy
 from orchestrator.study.study import Study
 from trainables.data.stored import StoredRows
+from trainables.federation.machine_memory import machine_bytes
 from trainables.federation.trial_spec import TrialSpec
 from trainables.models import kernels
 

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import hmac
 import json
-import os
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from typing import Any
 from trainables import files
 from trainables.code_identity import digest, package_identity
 from trainables.federation.checkpoint_key import user_key
+from trainables.federation.machine_memory import machine_bytes
 
 ENDING = ".checkpoint"
 PAUSED = ".paused"
@@ -69,7 +69,7 @@ class PackStorage:
     def load(self, name: str, ending: str = ENDING) -> tuple[int, bytes]:
         """Its round, and the checkpoint."""
         if self.filesystem is None:
-            content = files.read_plain(Path(self.path) / (name + ending), _memory() // 4)
+            content = files.read_plain(Path(self.path) / (name + ending), machine_bytes() // 4)
         else:
             content = self.filesystem.cat_file(f"{self.path}/{name}{ending}")
         found, body = content[:DIGEST_SIZE], memoryview(content)[DIGEST_SIZE:]
@@ -143,8 +143,3 @@ def _header(line: bytes, name: str) -> tuple[int, list[str]]:
     if type(t) is not int or t < 0 or checkpoint_name(keys) != name:
         raise CorruptCheckpointError(name)
     return t, keys
-
-
-def _memory() -> int:
-    """Memory of this machine, in bytes."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

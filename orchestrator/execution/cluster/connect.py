@@ -24,8 +24,10 @@ from ray.exceptions import AuthenticationError
 from orchestrator.console import stderr
 from trainables import plugins
 from trainables.errors import UserError
+from trainables.federation.machine_memory import machine_bytes
 from trainables.files import replaceable_part
 
+MEMORY_SHARE = 0.7  # of the machine, as Ray's own default
 LOCAL_OBJECT_STORE = 1 << 30  # bytes; features are megabytes, weights kilobytes
 
 
@@ -264,5 +266,4 @@ def local_resources() -> list[dict[str, float]]:
     """The resources that a local Ray would have, as a list of one node."""
     from orchestrator.execution.cluster.ray_internals import detect_local_resources
 
-    memory = 0.7 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # Ray's own default share
-    return [detect_local_resources(LOCAL_OBJECT_STORE, int(memory))]
+    return [detect_local_resources(LOCAL_OBJECT_STORE, int(MEMORY_SHARE * machine_bytes()))]
