@@ -171,6 +171,15 @@ def replaceable_part(path: Path) -> Path | None:
     return None
 
 
+def is_private(path: Path, kind: int) -> bool:
+    """Whether `path` is of this kind (`stat.S_IFREG` or `stat.S_IFDIR`), is this user's and is closed to others."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_IFMT(status.st_mode) == kind and status.st_uid == os.geteuid() and not status.st_mode & 0o077
+
+
 def make_private(folder: Path, *names: str) -> None:
     """Close a folder, and files in it, to other users."""
     for name in names:

@@ -8,13 +8,11 @@ secrets of the user's own runs are trusted. The key lies outside of all results 
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import stat
 from functools import cache
-from pathlib import Path
 
-from trainables.files import PRIVATE, replacing, trusted_user_folder
+from trainables.files import PRIVATE, is_private, replacing, trusted_user_folder
 
 SIZE = 32  # bytes
 log = logging.getLogger("fedsweep")
@@ -27,20 +25,10 @@ def user_key() -> bytes:
     try:
         folder = trusted_user_folder("XDG_STATE_HOME", ".local", "state")
         file = folder / "checkpoint.key"
-        if not _is_private(file):
+        if not is_private(file, stat.S_IFREG) or file.stat().st_size != SIZE:
             with replacing(file, mode=PRIVATE, durable=True) as made:
                 made.write(secrets.token_bytes(SIZE))
         return file.read_bytes()
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
         log.warning("the checkpoint key cannot be stored, so later runs refuse this run's checkpoints: %s", error)
         return secrets.token_bytes(SIZE)
-
-
-def _is_private(file: Path) -> bool:
-    """Whether there is a key that only this user can have read or written."""
-    try:
-        status = file.lstat()
-    except FileNotFoundError:
-        return False
-    ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
-    return ours and status.st_size == SIZE

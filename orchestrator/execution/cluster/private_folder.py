@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 from trainables.errors import UserError
+from trainables.files import is_private
 
 LONGEST_SOCKET = 107  # bytes in the path of a Unix socket
 LONGEST_SUFFIX = len("/fedsweep-0123456789/r/session_2026-01-01_00-00-00_000000_0000000/sockets/plasma_store.1")
@@ -31,11 +32,6 @@ def private_folder() -> Path:
         place.mkdir(parents=True, exist_ok=True)
         folder = place / f"fedsweep-{os.geteuid()}"
         folder.mkdir(mode=0o700, exist_ok=True)
-        return folder if _is_private(folder) else Path(tempfile.mkdtemp(prefix="fedsweep-", dir=place))
+        return folder if is_private(folder, stat.S_IFDIR) else Path(tempfile.mkdtemp(prefix="fedsweep-", dir=place))
     except OSError as error:
         raise UserError(f"Ray needs a folder in {place}: {error.strerror}; set RAY_TMPDIR to another place") from None
-
-
-def _is_private(folder: Path) -> bool:
-    status = folder.lstat()
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
