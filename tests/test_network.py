@@ -335,5 +335,5 @@ def test_a_saved_network_loads_into_the_plain_module(tmp_path, text, features):
         predicted = module(torch.from_numpy(problem.x_eval)).argmax(1).numpy()
     accuracy = trained.result.metrics["accuracy"]
     assert 100 * (predicted == problem.y_eval).mean() == pytest.approx(accuracy[max(accuracy)])
-    with pytest.raises(UserError, match=r"ends in \.safetensors"):
+    with pytest.raises(UserError, match=r"must end in \.safetensors"):
         saved_model(training, trained, secret=False).save(tmp_path / "model.npz")
