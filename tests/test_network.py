@@ -337,3 +337,5 @@ def test_a_saved_network_loads_into_the_plain_module(tmp_path, text, features):
     assert 100 * (predicted == problem.y_eval).mean() == pytest.approx(accuracy[max(accuracy)])
     with pytest.raises(UserError, match=r"must end in \.safetensors"):
         saved_model(training, trained, secret=False).save(tmp_path / "model.npz")
+    with pytest.raises(UserError, match="exists already"):
+        saved_model(training, trained, secret=False).save(tmp_path / "model.safetensors")

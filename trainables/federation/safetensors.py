@@ -9,16 +9,13 @@ from pathlib import Path
 
 import torch
 
-from trainables.errors import UserError
 from trainables.files import PRIVATE, PUBLIC, replacing
 
 NAMES = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64", torch.bool: "BOOL", torch.uint8: "U8"}
 
 
 def write(path: Path, arrays: Mapping[str, torch.Tensor], metadata: Mapping[str, str], *, private: bool) -> None:
-    """Atomic; an existing file is not overwritten."""
-    if path.exists():
-        raise UserError(f"{path} exists already; choose another name")
+    """Atomic; an existing file is replaced."""
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     parts, end = [], 0
     for name, value in arrays.items():

@@ -56,6 +56,8 @@ class SavedModel:
         """Save the model atomically; an existing file is not overwritten. A network is saved as safetensors: the state
         dict of the plain torch module, with the provenance as metadata."""
         check_file_name(path, self.model)
+        if path.exists():
+            raise UserError(f"{path} exists already; choose another name")
         if is_network(self.model):
             network = models.parse(self.model, features=self.features, classes=self.classes)
             assert isinstance(network, NetworkModel)
@@ -64,8 +66,6 @@ class SavedModel:
             private = bool(self.provenance.get("secret_noise"))
             safetensors.write(path, network.state_dict(torch.tensor(self.weights)), {"fedsweep": text}, private=private)
             return
-        if path.exists():
-            raise UserError(f"{path} exists already; choose another name")
         about = {"format": FORMAT, "model": self.model, "features": self.features, "classes": self.classes}
         about |= {"class_names": list(self.class_names), "schema": self.schema, "backbone": self.backbone}
         about |= {"plugin": _plugin_of(self.model)}
