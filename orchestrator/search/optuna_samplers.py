@@ -19,11 +19,6 @@ _KINDS: dict[str, Any] = {"bool": bool, "int": int, "float": float, "str": str, 
 _WARNINGS = ("warn_independent_sampling", "warn_asynchronous_seeding")  # about what users cannot change
 
 
-def names() -> list[str]:
-    """The names of all samplers that the installed Optuna has."""
-    return list(_classes())
-
-
 def build(name: str, seed: int, options: Mapping[str, Option]) -> optuna.samplers.BaseSampler:
     """A sampler; raises a `UserError` if its name or an option is wrong."""
     import optuna
