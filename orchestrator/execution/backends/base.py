@@ -27,6 +27,7 @@ from trainables.models import kernels
 from trainables.models.kernel_build import kernel_build
 
 log = logging.getLogger("fedsweep")
+STOPPING = "stopping after the packs in flight; another Ctrl-C stops at once"
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class StopMonitor:
             log.warning("%s: stopping after the packs in flight", reason)
         if self._scheduler.stopping and not self._announced:
             self._announced = True  # here, not in the signal handler, which may interrupt another line of output
-            self._sweep_run.view.say("stopping after the packs in flight; another Ctrl-C stops at once")
+            self._sweep_run.view.say(STOPPING)
 
 
 @contextlib.contextmanager
@@ -124,7 +125,7 @@ def _stop_on_signal(scheduler: Scheduler) -> Iterator[None]:
         if scheduler.stopping or number == signal.SIGTERM:
             raise KeyboardInterrupt
         scheduler.stopping = True
-        log.warning("stopping after the packs in flight; another Ctrl-C stops at once")
+        log.warning(STOPPING)
 
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
