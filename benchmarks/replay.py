@@ -238,8 +238,7 @@ class Replay:
     def predict_searched(self) -> None:
         """Predictions at the searched budgets."""
         for number, budget in enumerate(self.budgets):
-            score, deviation = self.surface.scores(self.table.lattice.points, self.noise(budget), number)
-            expected = Expected(score, deviation, score - deviation)
+            expected = self.surface.expected(self.table.lattice.points, self.noise(budget), number)
             self._predict(budget, expected, highest(expected.cautious, 1)[0], searched=True)
 
     def _predict(self, budget: int, expected: Expected, index: int, *, searched: bool) -> None:

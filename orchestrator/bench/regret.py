@@ -136,17 +136,20 @@ class Runner:
     ) -> list[list[float]]:
         """Accuracies by configuration and confirm seed, on the test rows or as in a search. A diverged trial scores as
         random guessing."""
-        trials = _trials(cell, configurations, confirm=confirm)
-        outcomes, guess = self.run([t for row in trials for t in row], problems), _guess(problems)
-        return [[guess if (s := outcomes[t.key][1]) is None else s for t in row] for row in trials]
+        return self._scores(_trials(cell, configurations, confirm=confirm), problems)
 
     def evaluated(
         self, cell: Cell, problems: Mapping[str, Problem], configurations: Sequence[Configuration]
     ) -> list[Evaluated]:
         """On the test rows."""
-        scores, trials = self.evaluate(cell, problems, configurations), _trials(cell, configurations, confirm=True)
+        trials = _trials(cell, configurations, confirm=True)
+        scores = self._scores(trials, problems)
         by_row = [np.mean([self._by_row(trial, problems) for trial in row], axis=0) for row in trials]
         return list(map(Evaluated, scores, by_row))
+
+    def _scores(self, trials: Sequence[Sequence[TrialSpec]], problems: Mapping[str, Problem]) -> list[list[float]]:
+        outcomes, guess = self.run([t for row in trials for t in row], problems), _guess(problems)
+        return [[guess if (s := outcomes[t.key][1]) is None else s for t in row] for row in trials]
 
     def _by_row(self, trial: TrialSpec, problems: Mapping[str, Problem]) -> NDArray[np.float64]:
         rows = len(problems[trial.problem.key].data.y_test)
@@ -273,7 +276,7 @@ def _cell_regrets(
 
 def difference(reference: Sequence[Evaluated], ours: Sequence[Evaluated]) -> dict[str, float]:
     """How much more a strategy loses than another one in the same repetitions, with the standard error of the
-    difference: over repetitions, evaluation seeds and test rows, each of which another benchmark would draw anew."""
+    difference: over repetitions, evaluation seeds and test rows, all of which are drawn at random."""
     pairs = list(zip(reference, ours, strict=True))
     apart = [fmean(theirs.scores) - fmean(own.scores) for theirs, own in pairs]
     by_seed = np.mean([np.subtract(theirs.scores, own.scores) for theirs, own in pairs], axis=0)

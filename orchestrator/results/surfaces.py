@@ -145,9 +145,6 @@ class StudySurface:
         credit = float(np.interp(math.log(epsilon), *self._sampling_credit)) if self._sampling_credit[0] else 1.0
         return math.sqrt(rounds) / (mu * credit)
 
-    def _rounds(self, configuration: Configuration) -> int:
-        return int(configuration.get("rounds", self.study.stage_rounds(self.method).confirm))
-
     def at(
         self,
         epsilon: float,
@@ -158,12 +155,12 @@ class StudySurface:
         """The best configuration at a budget and its expected score on the validation rows. `delta`, `release` and
         `rounds` are the study's by default."""
         delta, own_release = delta or self.study.privacy.delta, release or self.study.privacy.release
-        known = {self._rounds(configuration) for configuration in self.lattice.configurations}
+        counts = self.lattice.rounds(self.study.stage_rounds(self.method).confirm)
+        known = set(counts.tolist())
         if rounds is not None and rounds not in known:
             raise UserError(f"rounds = {rounds}: {self.method.shown} was searched with {_listed(known)} rounds")
         noise = {count: self._noise(epsilon, delta, own_release, count) for count in known}
         configurations = self.lattice.configurations
-        counts = np.array([self._rounds(configuration) for configuration in configurations])
         by_row = np.array([log_noise(noise[count]) for count in counts.tolist()])
         is_own = epsilon in self.epsilons and delta == self.study.privacy.delta
         budget = self.epsilons.index(epsilon) if is_own and own_release == self.study.privacy.release else -1
@@ -189,7 +186,7 @@ class StudySurface:
         chosen = configurations[index]
         return Point(
             epsilon,
-            noise[self._rounds(chosen)],
+            noise[int(counts[index])],
             chosen,
             sign * float(score[index]),
             float(deviation[index]),
@@ -199,8 +196,7 @@ class StudySurface:
     def _expected(self, points: NDArray[np.float64], budget: int, noise: float, rounds: int) -> Expected:
         """Expected scores of configurations with the same rounds. `budget`: number of a searched budget, else -1."""
         if budget >= 0:
-            score, deviation = self.surface.scores(points, log_noise(noise), budget)
-            return Expected(score, deviation, score - deviation)
+            return self.surface.expected(points, log_noise(noise), budget)
         own = self.study.privacy
         searched = {
             number: log_noise(self._noise(epsilon, own.delta, own.release, rounds))

@@ -96,7 +96,7 @@ class _Search:
         memo: dict[str, Any] = budgets[0].memo
         self._lattices: dict[tuple[Any, ...], Lattice] = memo.setdefault("surface lattices", {})
         self.lattice = self._lattice({})
-        self._candidates: dict[tuple[int, int], Candidates] = {}
+        self._candidates: dict[tuple[int, Lattice], Candidates] = {}
 
     def _lattice(self, beyond: Beyond) -> Lattice:
         from orchestrator.search.surface.lattice import Lattice  # SciPy is slow to import
@@ -182,7 +182,7 @@ class _Search:
         from orchestrator.search.surface.batches import Candidates
         from orchestrator.search.surface.model import log_noise
 
-        key = number, id(lattice)
+        key = number, lattice
         if key not in self._candidates:
             task = self.budgets[number].task
             rounds, places = np.unique(lattice.rounds(task.rounds.fine), return_inverse=True)

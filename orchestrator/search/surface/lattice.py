@@ -81,10 +81,8 @@ class Lattice:
         return tuple(configuration[name] for name in self.axes)
 
     def rounds(self, default: int) -> NDArray[np.int64]:
-        """Of every configuration."""
-        if "rounds" not in self.axes and "rounds" not in self.space.fixed:
-            return np.full(len(self.configurations), default)
-        return np.array([int(configuration["rounds"]) for configuration in self.configurations])
+        """Of every configuration; `default` where rounds are not searched."""
+        return np.array([int(configuration.get("rounds", default)) for configuration in self.configurations])
 
     def design(self, count: int, seed: int) -> list[Configuration]:
         """Configurations that fill the space evenly, to start from."""

@@ -58,13 +58,13 @@ class Trial:
 
 
 class Expected(NamedTuple):
-    """Scores of configurations at a noise that was not searched."""
+    """Scores of configurations at a budget."""
 
     score: Array
     deviation: Array
     cautious: Array
-    """To choose by: one standard deviation below the score, at that of the two neighbouring budgets where this is
-    lower. Close to one of them, its own score counts more and more."""
+    """To choose by: one standard deviation below the score. Between two budgets, that at the budget where it is
+    lower; close to one of them, its own score counts more and more."""
 
 
 class Surface:
@@ -154,6 +154,11 @@ class Surface:
         slope = np.exp(np.maximum(gap, 0) / SATURATION)
         return self._level(at) - self.unit * gap, self.unit * slope * np.sqrt(variance)
 
+    def expected(self, points: Array, noise: Array | float, budget: int) -> Expected:
+        """At a searched budget."""
+        score, deviation = self.scores(points, noise, budget)
+        return Expected(score, deviation, score - deviation)
+
     def between(self, points: Array, noise: float, searched: Mapping[int, float]) -> Expected:
         """At a noise between those of searched budgets (number and noise of each).
 
@@ -162,20 +167,19 @@ class Surface:
         length scale. One that is good at both neighbours is safe, because its score falls with the noise."""
         order = sorted(searched, key=searched.__getitem__)
         where = np.array([searched[number] for number in order])
-        known = [self.scores(points, searched[number], number) for number in order]
+        known = [self.expected(points, searched[number], number) for number in order]
         if len(order) == 1:
-            (score, deviation) = known[0]
-            return Expected(score, deviation, score - deviation)
+            return known[0]
         above = int(np.clip(np.searchsorted(where, noise), 1, len(order) - 1))
         share = float(np.clip((noise - where[above - 1]) / (where[above] - where[above - 1]), 0, 1))
-        (low, low_deviation), (high, high_deviation) = known[above - 1], known[above]
+        low, high = known[above - 1], known[above]
         inside = min(share, 1 - share)  # 0 at a searched budget
-        deviation = np.hypot((1 - share) * low_deviation + share * high_deviation, 2 * inside * DOUBT * (low - high))
-        curve = PchipInterpolator(where, np.array([score for score, _ in known]), axis=0)
+        of_trials = (1 - share) * low.deviation + share * high.deviation
+        deviation = np.hypot(of_trials, 2 * inside * DOUBT * (low.score - high.score))
+        curve = PchipInterpolator(where, np.array([own.score for own in known]), axis=0)
         at = float(np.clip(noise, where[0], where[-1]))
-        left, right = low - low_deviation, high - high_deviation
-        caution = min(1.0, inside / CAUTIOUS)
-        cautious = caution * np.minimum(left, right) + (1 - caution) * (left if share < 0.5 else right)
+        caution, nearest = min(1.0, inside / CAUTIOUS), low if share < 0.5 else high
+        cautious = caution * np.minimum(low.cautious, high.cautious) + (1 - caution) * nearest.cautious
         return Expected(np.asarray(curve(at)), deviation, cautious)
 
 
