@@ -2,6 +2,7 @@
 
 import math
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from simulated_search import DATA, drive, study
 
 import search_spaces
 from orchestrator.execution.sweep import Sweep
+from orchestrator.report.html import findings_text
 from orchestrator.results.forgetting import dependent_stages
 from orchestrator.results.ledger import Ledger
 from orchestrator.search.surface.gaussian_process import Data, Prior, _loss
@@ -51,6 +53,12 @@ def test_finds_the_best_value_of_every_budget_with_one_seed_a_trial(tmp_path):
         assert {trial.seed for trial in searched} == {1, 2, 3}
         (confirmed,) = ran.of("DP-FedGD", "confirm", "surface", epsilon)
         assert abs(math.log10(confirmed.hyperparameters["learning_rate"] / best)) < 0.25
+
+
+def test_the_report_does_not_say_that_all_trials_had_the_same_seed():
+    one, three = ({"search": seeds, "contest": [11], "confirm": [42]} for seeds in ([1], [1, 2, 3]))
+    caveats = [findings_text._few_seeds(SimpleNamespace(study=surface_study(seeds=seeds))) for seeds in (one, three)]
+    assert ["single seed (1)" in " ".join(sentences) for sentences in caveats] == [True, False]
 
 
 def test_trials_do_not_depend_on_the_order_of_results_or_on_interruptions(tmp_path):

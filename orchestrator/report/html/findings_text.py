@@ -126,7 +126,13 @@ def _few_seeds(results: Results) -> list[str]:
         return ["Every score comes from a single run; the spread between runs is unknown."]
     seeds = results.study.seeds.confirm
     searched = sorted(
-        {seed for variant in results.study.variants for seed in variant.seeds(variant.strategy.stages[0])}
+        {
+            seed
+            for variant in results.study.variants
+            for seed in (
+                variant.search_seeds if variant.strategy.chooses_seeds else variant.seeds(variant.strategy.stages[0])
+            )
+        }
     )
     sentences: list[str] = []
     if len(seeds) < FEW_SEEDS:

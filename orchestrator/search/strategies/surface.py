@@ -47,7 +47,10 @@ class SurfaceSearch(Strategy):
     searches_budgets_together = True
     chooses_seeds = True
     prefers_small_spread = False  # the finalists are close to each other: the best mean loses less
-    caption = "The strategy surface runs each configuration of the search with one of the search seeds."
+    caption = (
+        "The strategy surface runs each configuration of the search with one of the search seeds, and its model "
+        "chooses the configurations of the contest."
+    )
 
     def propose(self, task: SearchTask, history: History) -> Proposal | None:
         budgets = list(history.budgets) or [history]
