@@ -2,10 +2,13 @@
 
 import contextlib
 import functools
+import gc
 import json
+import pickle
 import shutil
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,7 +32,7 @@ from orchestrator.study.cells import PreparedStudy
 from trainables.code_identity import OtherCodeError
 from trainables.errors import UserError
 from trainables.federation.federation_size import FederationSize
-from trainables.federation.messages import Failure, Report
+from trainables.federation.messages import Failure, Order, Report
 from trainables.ray_actors import slot as slot_module
 from trainables.ray_actors.desk import Pace
 from trainables.ray_actors.errors import ActorLostError, HungError, NodeExcludedError, NotStartedError
@@ -218,6 +221,39 @@ def test_a_pack_is_handed_back_when_the_storage_answers_again(monkeypatch):
 
 def runs_in_a_new_process(program: str) -> None:
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+def test_a_slot_keeps_the_references_to_the_data_of_its_packs(monkeypatch):
+    """Also after the pack: Ray can lose an object whose last reference is dropped while it is received again."""
+
+    class Reference:
+        """Stands for Ray's."""
+
+    class Desk:
+        def __init__(self):
+            self.orders = [Order(number, pickle.dumps([]), data=Reference()) for number in (1, 2)]
+            self.references = [weakref.ref(order.data) for order in self.orders]
+            self.take = SimpleNamespace(remote=lambda *_: self.orders.pop(0) if self.orders else None)
+
+    class Runner:
+        order = None
+        federation = None
+
+        def start(self, order):
+            self.order = order
+
+    def end_pack(slot):
+        slot.runner.order = None
+
+    monkeypatch.setattr(slot_module.ray, "get", lambda answer, **_: answer)
+    monkeypatch.setattr(slot_module.PackSlot, "_advance", end_pack)
+    slot, desk = object.__new__(slot_module.PackSlot), Desk()
+    slot._desk, slot._slot, slot._node, slot.runner = desk, "a", "n1", Runner()
+    slot._start_error, slot._advice, slot._pace, slot._packs, slot._references = None, (0, ""), Pace.of(1), 0, set()
+    slot.step()
+    gc.collect()
+    assert not desk.orders, "both packs have ended"
+    assert all(reference() is not None for reference in desk.references)
 
 
 def test_a_slot_does_not_import_torch():

@@ -53,6 +53,10 @@ class PackSlot(tune.Trainable):
         """Guards `_unsent`."""
         self._next_hand_back = 0.0
         """The time before which the pack is not handed back."""
+        self._references: set[Any] = set()
+        """To the data of all packs so far. Ray can lose an object whose last reference here is dropped by one thread
+        while another thread receives it again: a call with that argument is then never sent. The driver keeps these
+        objects in any case."""
         try:
             if code is not None:
                 code_identity.check(code, code_identity.package_identity(), self._node)
@@ -111,6 +115,7 @@ class PackSlot(tune.Trainable):
                     break
                 if order == "leave":
                     raise NodeExcludedError
+                self._references.add(order.data)
                 self.runner.start(replace(order, trials=pickle.loads(order.trials)))
             assert self.runner.order is not None
             pack, advice = self._advice
