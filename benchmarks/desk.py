@@ -49,17 +49,13 @@ class MeasuredDesk(PackDesk):
         super().__init__()
         self.messages = 0
 
-    async def take(self, *arguments: Any) -> Any:
+    async def take(self, *arguments: Any, **options: Any) -> Any:
         self.messages += 1
-        return await super().take(*arguments)
+        return await super().take(*arguments, **options)
 
     async def alive(self, *arguments: Any) -> Any:
         self.messages += 1
         return await super().alive(*arguments)
-
-    async def report(self, *arguments: Any) -> None:
-        self.messages += 1
-        await super().report(*arguments)
 
     async def used(self) -> tuple[float, int]:
         """CPU seconds and messages so far."""
@@ -81,9 +77,9 @@ class Slots:
         return self.heartbeats, self.waits
 
     async def _slot(self, name: str, since: float, until: float) -> None:
-        pace, ended, seconds = Pace.of(1), 0.0, random.uniform(1, PACK_S)
+        pace, ended, seconds, last = Pace.of(1), 0.0, random.uniform(1, PACK_S), None
         while time.time() < until:
-            order = await self.desk.take.remote(name, ["node"], 0.0)
+            order, last = await self.desk.take.remote(name, ["node"], 0.0, last=last), None
             while order is None and time.time() < until:
                 order = await self.desk.take.remote(name, ["node"], pace.idle_s)
             if order is None:
@@ -99,7 +95,7 @@ class Slots:
                 if sent > since:
                     self.heartbeats.append(time.time() - sent)
             ended = time.time()
-            await self.desk.report.remote(_result(name, order))
+            last = _result(name, order)
             seconds = PACK_S
 
 

@@ -42,12 +42,12 @@ class WaitingFederation:
         rounds = self._trials[0].last_round
         time.sleep(max(0.0, self._began + self._seconds * until / rounds - time.time()))
         self._t = until
-        return SimpleNamespace(running=len(self._trials) if until < rounds else 0, computing_s=self._seconds)
-
-    def collect_results(self) -> bytes:
+        if until < rounds:
+            return SimpleNamespace(running=len(self._trials), computing_s=self._seconds)
         with (self._folder / f"packs-{os.getpid()}").open("a") as out:
             out.write(json.dumps([self._began, time.time()]) + "\n")
-        return pickle.dumps([_result(trial) for trial in self._trials])
+        results = pickle.dumps([_result(trial) for trial in self._trials])
+        return SimpleNamespace(running=0, computing_s=self._seconds, results=results)
 
     def checkpoint(self) -> bytes:
         return b""

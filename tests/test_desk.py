@@ -68,12 +68,15 @@ def test_a_pack_that_has_ended_is_not_lost():
     async def play():
         desk = PackDesk()
         await desk.exchange([FIRST, SECOND])
+        last = None
         for number in (1, 2):
-            assert (await desk.take("a", ["node"], 0)).number == number
-            await desk.report(Report("a", number, "progress"))
-            await desk.report(Report("a", number, "ended" if number == 1 else "too large"))
-        assert await desk.take("a", ["node"], 0) is None
-        assert "lost" not in {report.kind for report in await desk.exchange([])}
+            assert (await desk.take("a", ["node"], 0, last=last)).number == number
+            await desk.alive("a", ["node"], Report("a", number, "progress"))
+            last = Report("a", number, "ended" if number == 1 else "too large")
+        assert await desk.take("a", ["node"], 0, last=last) is None
+        found = kinds(await desk.exchange([]))
+        expected = [(1, "started"), (1, "progress"), (1, "ended"), (2, "started"), (2, "progress"), (2, "too large")]
+        assert found == [("a", *report) for report in expected]
 
     asyncio.run(play())
 
@@ -117,8 +120,7 @@ def test_a_pack_that_was_handed_back_is_not_lost():
         desk = PackDesk()
         await desk.exchange([FIRST])
         await desk.take("a", ["node"], 0)
-        await desk.report(Report("a", 1, "handed back"))
-        assert await desk.take("a", ["node"], 0) is None
+        assert await desk.take("a", ["node"], 0, last=Report("a", 1, "handed back")) is None
         assert "lost" not in {report.kind for report in await desk.exchange([])}
 
     asyncio.run(play())
@@ -133,9 +135,8 @@ def test_a_pack_that_another_slot_has_ended_is_dropped():
         assert await desk.take("a", ["node"], 0) == FIRST
         await desk.exchange([], superseded=[1, 2])
         assert (await desk.alive("a", ["node"])).action == "drop"
-        await desk.report(Report("a", 1, "dropped"))
+        assert await desk.take("a", ["node"], 0, last=Report("a", 1, "dropped")) is None
         assert (await desk.alive("a", ["node"])).action == ""
-        assert await desk.take("a", ["node"], 0) is None
         assert "lost" not in {report.kind for report in await desk.exchange([])}
 
     asyncio.run(play())

@@ -175,8 +175,7 @@ def played(count: int, *, slots_wait: bool) -> int:
         def step() -> None:
             for call in (
                 desk.alive("mine", ["node"]),
-                desk.report(Report("mine", first.number, "ended")),
-                desk.take("mine", ["node"], 0),
+                desk.take("mine", ["node"], 0, last=Report("mine", first.number, "ended")),
                 desk.exchange([], blocked_nodes=["blocked"]),
             ):
                 with pytest.raises(StopIteration):  # none of them waits
@@ -205,8 +204,8 @@ def test_the_desk_forgets_packs_that_no_slot_has():
             await desk.take(slot, ["node"], 0)
         await desk.exchange([], superseded=range(100))
         assert desk._superseded == {0, 1, 2}
-        await desk.report(Report("a", 0, "dropped"))
-        await desk.report(Report("b", 1, "ended"))
+        await desk.take("a", ["node"], 0, last=Report("a", 0, "dropped"))
+        await desk.take("b", ["node"], 0, last=Report("b", 1, "ended"))
         assert await desk.take("c", ["node"], 0) is None  # its process had died
         assert not desk._superseded
 

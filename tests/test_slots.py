@@ -203,9 +203,16 @@ def test_a_pack_is_handed_back_when_the_storage_answers_again(monkeypatch):
     slot = object.__new__(slot_module.PackSlot)
     slot._start_error, slot._pace, slot._packs = None, Pace.of(1)._replace(step_s=-1.0), 0
     slot._advice, slot._next_hand_back = (1, "hand back"), -1.0
-    slot._desk = SimpleNamespace(report=SimpleNamespace(remote=reports.append))
+    slot._last = slot._slot = slot._node = None
+    slot._desk = SimpleNamespace(take=SimpleNamespace(remote=lambda *request: reports.append(request[-1])))
     answers, rounds = iter([None, None, done]), []
-    slot.runner = SimpleNamespace(order=SimpleNamespace(number=1), hand_back=lambda: next(answers))
+
+    def hand_back() -> Report | None:
+        if (answer := next(answers)) is not None:
+            slot.runner.order = None
+        return answer
+
+    slot.runner = SimpleNamespace(order=SimpleNamespace(number=1), hand_back=hand_back, federation=None)
 
     def advance() -> None:
         rounds.append(1)
@@ -249,7 +256,8 @@ def test_a_slot_keeps_the_references_to_the_data_of_its_packs(monkeypatch):
     monkeypatch.setattr(slot_module.PackSlot, "_advance", end_pack)
     slot, desk = object.__new__(slot_module.PackSlot), Desk()
     slot._desk, slot._slot, slot._node, slot.runner = desk, "a", "n1", Runner()
-    slot._start_error, slot._advice, slot._pace, slot._packs, slot._references = None, (0, ""), Pace.of(1), 0, set()
+    slot._start_error, slot._advice, slot._pace, slot._packs = None, (0, ""), Pace.of(1), 0
+    slot._last, slot._references = None, set()
     slot.step()
     gc.collect()
     assert not desk.orders, "both packs have ended"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 METRICS = ("accuracy", "loss", "train_loss", "clipped_share", "signal_norm", "noise_norm")
 
@@ -33,3 +34,5 @@ class Progress:
     """Lanes that have not ended."""
     computing_s: float
     """Seconds spent in rounds."""
+    results: Any = ()
+    """Once all lanes have ended: the `LaneResult` of every trial; pickled while it passes through Ray."""

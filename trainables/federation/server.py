@@ -118,9 +118,6 @@ class Server:
         self._flush_metrics()
         return self._results
 
-    def collect_results(self) -> list[LaneResult]:
-        return list(self.results.values())
-
     def _flush_metrics(self) -> None:
         self._metrics.flush([self._results[trial.key] for trial in self.trials])
 
@@ -131,10 +128,10 @@ class Server:
     def advance(self, until: int) -> list[LaneResult]:
         """Run rounds up to and including `until`."""
         self.progress(until)
-        return self.collect_results()
+        return list(self.results.values())
 
     def progress(self, until: int) -> Progress:
-        """Like `advance`, without results: the metrics of a thousand lanes are slow to send."""
+        """Like `advance`, without results while lanes are running: the metrics of a thousand lanes are slow to send."""
         with flush_denormals(), self._failing_all_lanes():
             self._run_rounds(until)
         if self.device == "cuda":  # callers time the rounds, so wait until they are computed
@@ -143,7 +140,7 @@ class Server:
             self._metrics.seconds += (time.perf_counter() - began) / max(1, len(self.trials))
         flushed = sum(lane.seconds for lane in self._results.values())
         seconds = flushed + self._metrics.seconds * len(self.trials) - self._seconds_before
-        return Progress(len(self.trials), seconds)
+        return Progress(len(self.trials), seconds, () if self.trials else list(self.results.values()))
 
     def _run_rounds(self, until: int) -> None:
         every = self.trials[0].evaluate_every if self.trials else 1

@@ -81,16 +81,25 @@ class PackDesk:
     # ---- called by slots
 
     async def take(
-        self, slot: str, nodes: Sequence[str], timeout_s: float, accelerator: str = "", code: str = ""
+        self,
+        slot: str,
+        nodes: Sequence[str],
+        timeout_s: float,
+        accelerator: str = "",
+        code: str = "",
+        last: Report | None = None,
     ) -> Order | Literal["leave"] | None:
         """The next pack as soon as there is one; None after the timeout. "leave": a slot on these nodes gets none.
 
         `nodes`: those of the slot and its federation, the slot's own first. `accelerator`: the model of its GPUs.
-        `code`: the digest of its code.
+        `code`: the digest of its code. `last`: the final report about the slot's last pack.
 
-        A slot that asks has no pack. If the desk has handed one to it, the slot's process has died since, and the pack
-        is lost."""
+        A slot that asks has no pack. If the desk has handed one to it without a final report, the slot's process has
+        died since, and the pack is lost."""
         self._heard[slot] = time.monotonic()
+        if last is not None:
+            self._reports.append(last)
+            self._end(slot, last.number)
         self._answer(slot, None)  # to an earlier process of the slot
         if (lost := self._packs.get(slot)) is not None:
             self._end(slot, lost)
@@ -151,11 +160,6 @@ class PackDesk:
         if self._packs.get(slot) in self._superseded:
             return Advice("drop", pace)
         return Advice("" if self._leaving_nodes.isdisjoint(nodes) else "hand back", pace)
-
-    async def report(self, report: Report) -> None:
-        self._reports.append(report)
-        if report.kind in ("ended", "too large", "handed back", "dropped"):
-            self._end(report.slot, report.number)
 
     # ---- called by the driver
 

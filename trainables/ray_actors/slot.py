@@ -49,6 +49,8 @@ class PackSlot(tune.Trainable):
         self._pace = Pace.of(1)
         self._unsent: Report | None = None
         """The latest report about the pack's progress, for the next heartbeat."""
+        self._last: Report | None = None
+        """The final report about the last pack, for the next request."""
         self._lock = threading.Lock()
         """Guards `_unsent`."""
         self._next_hand_back = 0.0
@@ -110,7 +112,9 @@ class PackSlot(tune.Trainable):
         end, timeout = time.monotonic() + self._pace.step_s, self._pace.idle_s
         while True:
             if self.runner.order is None:
-                order = ray.get(self._desk.take.remote(self._slot, self._nodes, timeout, *self._device_and_code))
+                last, self._last = self._last, None
+                request = self._desk.take.remote(self._slot, self._nodes, timeout, *self._device_and_code, last)
+                order = ray.get(request)
                 if order is None:
                     break
                 if order == "leave":
@@ -120,13 +124,13 @@ class PackSlot(tune.Trainable):
             assert self.runner.order is not None
             pack, advice = self._advice
             if advice == "drop" and pack == self.runner.order.number:
-                ray.get(self._desk.report.remote(self.runner.drop()))
+                self._last = self.runner.drop()
             elif advice == "hand back" and time.monotonic() > self._next_hand_back:
                 self._hand_back()
             else:
                 self._advance()
             timeout = 0.0  # a slot that ended its pack and finds no other returns, which wakes the driver
-            if time.monotonic() > end:
+            if time.monotonic() > end and self._last is None:
                 break
         return {"packs": self._packs}
 
@@ -136,8 +140,7 @@ class PackSlot(tune.Trainable):
         report = self.runner.hand_back()
         if report is None:
             self._next_hand_back = time.monotonic() + HAND_BACK_AGAIN_S
-        else:
-            ray.get(self._desk.report.remote(report))
+        self._last = report
 
     def _advance(self) -> None:
         report: Report | None
@@ -159,7 +162,7 @@ class PackSlot(tune.Trainable):
                 self._unsent = report
             return
         self._packs += report.kind == "ended"
-        ray.get(self._desk.report.remote(report))  # or the desk would report the pack as lost when the slot asks again
+        self._last = report
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Nothing: packs have their own checkpoints, which outlive the slot."""
