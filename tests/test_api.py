@@ -3,8 +3,10 @@
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -14,6 +16,7 @@ import pytest
 import small
 
 import fedsweep
+from orchestrator.commands.doctor import REQUIRED
 from orchestrator.commands.train import train as train_command
 from orchestrator.report.optuna_export import distributions
 from orchestrator.report.trackers import _short
@@ -364,6 +367,15 @@ def test_doctor(fedsweep):
     assert code == 0
     assert {"fedsweep", "Python", "ray", "torch", "memory", "cores", "compiler", "plug-ins"} <= set(found)
     assert found["torch"]["value"].startswith("2.")
+
+
+def test_doctor_and_the_install_page_name_every_dependency():
+    root = Path(__file__).parent.parent
+    declared = tomllib.loads((root / "pyproject.toml").read_text())["project"]["dependencies"]
+    names = {re.split(r"[\[<>=]", line)[0] for line in declared}
+    assert set(REQUIRED) == names
+    page = (root / "docs" / "install.md").read_text().partition("## Dependencies")[2]
+    assert {name.partition("[")[0] for name in re.findall(r"`([\w\[\]-]+)`", page)} >= names
 
 
 def test_doctor_reports_what_is_missing(fedsweep, monkeypatch):

@@ -17,7 +17,7 @@ from orchestrator.version import version
 OPTIONAL = ("s3fs", "mlflow", "wandb", "optuna-dashboard", "timm")
 REQUIRED = (
     *("ray", "torch", "numpy", "scipy", "pandas", "matplotlib", "optuna", "pydantic", "pyyaml", "typer", "rich"),
-    *("dp-accounting", "fsspec", "pooch", "requests", "pyarrow"),
+    *("dp-accounting", "fsspec", "pooch", "requests", "pyarrow", "pillow"),
 )
 REQUIRED_MEMORY = 4 << 30
 
