@@ -198,10 +198,10 @@ def table(rows: Sequence[dict[str, Any]]) -> list[str]:
             if own:
                 ours, best, chance = (fmean(row[key] for row in own) for key in ("default", "best", "largest_class"))
                 error = _standard_error([row["default"] - row["best"] for row in own])
+                difference = f"{ours - best:+.1f}".replace("-", "−")
                 lines.append(
                     f"| {name} ({len(own)}) | {own[0]['rows']:,} | {epsilon} | {ours:.1f} | {best:.1f} | "
-                    f"{ours - best:+.1f}".replace("-", "−")
-                    + f" ± {error:.1f} | {chance:.1f} |"
+                    f"{difference} ± {error:.1f} | {chance:.1f} |"
                 )
     return lines
 
