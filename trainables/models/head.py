@@ -1,6 +1,6 @@
 """The base class of a model of your own: it defines its weights and the scores of one row; the rest is derived.
 
-Gradients are taken row by row, so memory and time grow with rows x weights. Lanes are computed one at a time.
+Gradients are taken row by row, in chunks, so time grows with rows x weights. Lanes are computed one at a time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Clipped gradient sums of any model from per-example gradients, for models without a closed form.
 
-A model only has to define the loss of one example. Memory and time grow with rows x weights.
+A model only has to define the loss of one example. Time grows with rows x weights; memory is that of a chunk of rows.
 """
 
 from __future__ import annotations
