@@ -237,6 +237,20 @@ def test_a_column_of_texts(fedsweep, work, no_ray):
     assert_one_sentence(wrong, "--label")
 
 
+def test_all_broken_images_are_named_at_once(fedsweep, work, monkeypatch):
+    monkeypatch.setattr(own.own_rows, "MOST_NAMED", 2)
+    images = sorted((work / "photos").rglob("*.png"))
+    broken = [images[index] for index in (1, 5, 9, 12)]
+    for image in broken[1:]:
+        image.write_bytes(image.read_bytes()[:60])
+    broken[0].write_bytes(b"no image")
+    code, _, err = fedsweep(
+        "data", "prepare", "photos", "--backbone", "tiny_backbones.py:tiny", "--test-fraction", "0.01"
+    )
+    assert_one_sentence((code, "", err), str(broken[0].relative_to(work)))
+    assert f"3 more images cannot be read: {broken[1].relative_to(work)}, {broken[2].relative_to(work)}, ..." in err
+
+
 def test_an_interrupted_preparation_resumes(fedsweep, work, monkeypatch):
     monkeypatch.setattr(extraction, "PIECE", 10)
     named = ("--backbone", "tiny_backbones.py:tiny")

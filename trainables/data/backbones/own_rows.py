@@ -25,6 +25,7 @@ FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 """Decoders that may run: other formats of Pillow call programs, such as Ghostscript."""
 FILE, LABEL, SPLIT = "file", "label", "split"
 PARTS = ("train", "test")
+MOST_NAMED = 20  # broken images named in one message
 
 
 class ImageFiles:
@@ -37,7 +38,19 @@ class ImageFiles:
         return len(self._paths)
 
     def read(self, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
-        return map(read_image, self._paths[start:stop])
+        for index in range(start, min(stop, len(self))):
+            try:
+                yield read_image(self._paths[index])
+            except UserError as error:
+                raise UserError(f"{error}{self._more_broken(index + 1)}") from None
+
+    def _more_broken(self, start: int) -> str:
+        """The other images that cannot be read, so that all can be mended at once."""
+        broken = [str(path) for path in self._paths[start:] if not _is_readable(path)]
+        if not broken:
+            return ""
+        names = ", ".join(broken[:MOST_NAMED] + ["..."] * (len(broken) > MOST_NAMED))
+        return f"; {len(broken)} more {'image' if len(broken) == 1 else 'images'} cannot be read: {names}"
 
     def content(self, start: int, stop: int) -> str:
         """By name, size and time of change, so that resuming reads no finished image again."""
@@ -81,6 +94,14 @@ def read_image(path: Path) -> NDArray[np.uint8]:
         raise UserError(f"image {path} cannot be read: it is none of {', '.join(FORMATS)}") from None
     except (OSError, ValueError, SyntaxError, EOFError, *bombs) as error:
         raise UserError(f"image {path} cannot be read: {' '.join(str(error).split())}") from None
+
+
+def _is_readable(path: Path) -> bool:
+    try:
+        read_image(path)
+    except UserError:
+        return False
+    return True
 
 
 def as_rgb(image: Image) -> NDArray[np.uint8]:
