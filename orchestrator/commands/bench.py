@@ -16,7 +16,9 @@ def bench(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer repetitions and no growth curves.")] = False,
     search: Annotated[
         str | None,
-        typer.Option("--search", metavar="DATA", help="Measure the regret of grid, random, Optuna and halving on this data."),
+        typer.Option(
+            "--search", metavar="DATA", help="Measure the regret of grid, random, Optuna and halving on this data."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
