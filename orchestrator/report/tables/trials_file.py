@@ -140,7 +140,7 @@ class TrialsFile:
     def _lines_of(self, part: _Part, body: IO[bytes], old: IO[bytes] | None, ledger: Ledger) -> Iterator[bytes]:
         if part.known is None:
             for length, columns in part.pieces:
-                yield self._padded(body.read(length), columns)
+                yield body.read(length).replace(b"\n", b"," * (len(self._columns) - columns) + b"\n")
             return
         if old is not None:
             old.seek(part.known.offset)
@@ -153,10 +153,7 @@ class TrialsFile:
             whole = bool(self._metrics)
             for _, trials in ledger.stage_trials(cell.cell_id, cell.variant.name, stage, whole=whole):
                 if trials is not None:
-                    yield self._padded(self._lines(cell, stage, trials), len(self._columns))
-
-    def _padded(self, lines: bytes, columns: int) -> bytes:
-        return lines.replace(b"\n", b"," * (len(self._columns) - columns) + b"\n")
+                    yield self._lines(cell, stage, trials)
 
     def _lines(self, cell: SearchedCell, stage: str, trials: TrialColumns) -> bytes:
         same = {**frames.names(cell), "stage": stage}
