@@ -30,6 +30,7 @@ LENGTHS = "lengths"  # purpose of the noise in the histogram of the rows' length
 MOST_PLANS = 20_000  # kept: a study of a million trials has about ten thousand
 
 PackGroup = tuple[str, str, int, int, int, str]
+_plan = lru_cache(maxsize=MOST_PLANS)(PrivacyPlan.calibrate)
 
 
 def pack_group(trial: TrialSpec) -> PackGroup:
@@ -62,7 +63,7 @@ def plan_of(trial: TrialSpec, sizes: Sequence[int]) -> PrivacyPlan:
     hypers = method.resolve(dict(trial.hyperparameters), trial.privacy)
     run = Run(trial.privacy, trial.rounds, hypers, sizes if isinstance(sizes, tuple) else tuple(sizes), trial.seed)
     events = with_preprocessing(method.releases(run), trial)
-    return _plan(trial.privacy, events, run.sizes, trial.aggregate == "size")
+    return _plan(trial.privacy, events, sizes=run.sizes, by_size=trial.aggregate == "size")
 
 
 def with_preprocessing(events: tuple[Event, ...], trial: TrialSpec) -> tuple[Event, ...]:
@@ -190,11 +191,6 @@ def code_of(method: str, problem: ProblemSpec, metric_names: Sequence[str] = ())
     )
     codes = [plugins.code_hash(source.__module__) for source in sources if source]
     return "+".join(filter(None, [*codes, models.weights_hash(problem.model)]))
-
-
-@lru_cache(maxsize=MOST_PLANS)
-def _plan(privacy, events, sizes, by_size):  # type: ignore[no-untyped-def]
-    return PrivacyPlan.calibrate(privacy, events, sizes=sizes, by_size=by_size)
 
 
 @dataclass(frozen=True)
