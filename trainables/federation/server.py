@@ -211,10 +211,10 @@ class Server:
         self.theta = theta
         if diagnose:
             diagnostics = [reply.diagnostics for reply in replies if reply.diagnostics is not None]
-            self._measure("train_loss", self._sum(d.loss for d in diagnostics) / count)
-            self._measure("clipped_share", 100 * self._sum(d.clipped for d in diagnostics) / count)
-            self._measure("signal_norm", (self._sum(d.signal for d in diagnostics) / count).norm(dim=1))
-            self._measure("noise_norm", (self._sum(d.noise for d in diagnostics) / count).norm(dim=1))
+            self._measured["train_loss"] = self._sum(d.loss for d in diagnostics) / count
+            self._measured["clipped_share"] = 100 * self._sum(d.clipped for d in diagnostics) / count
+            self._measured["signal_norm"] = (self._sum(d.signal for d in diagnostics) / count).norm(dim=1)
+            self._measured["noise_norm"] = (self._sum(d.noise for d in diagnostics) / count).norm(dim=1)
         self._drop_failed_lanes()
 
     def _scale(self) -> None:
@@ -268,13 +268,10 @@ class Server:
 
     # ---- evaluation
 
-    def _measure(self, name: str, values: torch.Tensor) -> None:
-        self._measured[name] = values.double()
-
     def _record_metrics(self) -> None:
         """All metrics of a round at once: the only time that a round waits for the device."""
-        finite = torch.isfinite(self.theta).all(dim=1).double()
-        alive, *table = torch.stack([finite, *self._measured.values()]).cpu().numpy()
+        finite = torch.isfinite(self.theta).all(dim=1)
+        alive, *table = torch.stack([each.double() for each in (finite, *self._measured.values())]).cpu().numpy()
         names = list(self._measured)
         self._metrics.add(self.t, names, np.stack(table))
         for lane in np.flatnonzero((alive == 0) | ~np.isfinite(table[names.index("loss")])):
@@ -285,15 +282,15 @@ class Server:
         shard = self._evaluation_shard()
         with self._errors_of_model():
             loss, correct = centring.evaluate(self.data.model, shard, self.theta)
-        self._measure("loss", loss)
+        self._measured["loss"] = loss
         if self.data.truth is not None:
             truth = torch.from_numpy(self.data.truth).to(self.device).flatten()
-            self._measure("squared_error", (self.weights().double() - truth).square().sum(1))
+            self._measured["squared_error"] = (self.weights().double() - truth).square().sum(1)
         self._measure_scores(shard.y[0])
         if correct is None:
             return
         # count first: a single-precision mean would round
-        self._measure("accuracy", 100 * correct.sum(1).double() / shard.rows)
+        self._measured["accuracy"] = 100 * correct.sum(1).double() / shard.rows
         if last and self.trials[0].problem.evaluate_on == "test":
             bits = np.packbits(correct.cpu().numpy(), axis=1)
             for trial, row in zip(self.trials, bits, strict=True):
@@ -312,7 +309,7 @@ class Server:
             predictions = Predictions(scores, labels, of_rows)
             values.append(torch.stack([metric.compute(predictions).double() for metric in wanted]))
         for metric, by_lane in zip(wanted, torch.stack(values).T, strict=True):
-            self._measure(metric.name, by_lane)
+            self._measured[metric.name] = by_lane
 
     def weights(self) -> torch.Tensor:
         """The lanes' weights, for features without preprocessing."""
