@@ -1,5 +1,6 @@
 """What keeps a study of a million trials small gives the same results as for a small study."""
 
+import dataclasses
 import math
 import sqlite3
 
@@ -198,6 +199,10 @@ def test_the_checksum_of_a_row_is_that_of_what_sqlite_returns(changed):
     db.execute(f"INSERT INTO trials ({names}, checksum) VALUES ({', '.join('?' * len(values))})", (*values[1:], 0))
     (stored,) = db.execute(f"SELECT {names} FROM trials")
     assert _checksum(values) == _checksum((values[0], *stored))
+
+
+def test_a_row_has_a_field_for_every_column():
+    assert (*(field.name for field in dataclasses.fields(Row)), "content") == TrialColumns._fields
 
 
 def test_every_value_of_a_row_counts_for_its_checksum():

@@ -19,6 +19,13 @@ NAMES = ("setting", "epsilon", "method", "search")
 """Columns that identify a cell."""
 TRIAL = ("setting", "epsilon", "method", "search", "stage", "key", "seed", "state")
 """Columns that identify a trial. A trial that belongs to several stages has a row in each."""
+OF_ROW = (
+    *("reason", "rounds", "accuracy", "loss"),
+    *("epsilon_claimed", "epsilon_local", "epsilon_secure", "epsilon_unsampled", "seconds"),
+)
+"""Columns that are fields of `Row`."""
+TRIAL_COLUMNS = (*TRIAL, *OF_ROW, "clip")
+"""The first columns of `trials`; metrics and hyperparameters follow."""
 
 
 def names(cell: SearchedCell) -> dict[str, str | float]:
@@ -28,36 +35,18 @@ def names(cell: SearchedCell) -> dict[str, str | float]:
 
 def trials(ledger: Ledger, results: Results) -> pd.DataFrame:
     """One row per trial that has ended: its configuration, state, scores and privacy account."""
-    return _frame(list(trial_lines(ledger, results)), list(TRIAL_COLUMNS))
-
-
-TRIAL_COLUMNS = (
-    *(*TRIAL, "reason", "rounds", "accuracy", "loss"),
-    *("epsilon_claimed", "epsilon_local", "epsilon_secure", "epsilon_unsampled", "seconds", "clip"),
-)
-"""The first columns of `trials`; metrics and hyperparameters follow."""
-
-
-def trial_lines(ledger: Ledger, results: Results) -> Iterator[dict[str, Any]]:
-    """The rows of `trials`, one after the other."""
     metrics = results.study.trial_metrics
-    for cell, stage, row in _ended(ledger, results, whole=bool(metrics)):
-        spec = row.content
-        yield {
-            **_names(cell, stage, row, spec),
-            "reason": row.reason,
-            "rounds": row.rounds,
-            "accuracy": row.accuracy,
-            "loss": row.loss,
+    lines = [
+        {
+            **_names(cell, stage, row, row.content),
+            **{name: getattr(row, name) for name in OF_ROW},
+            "clip": row.content["privacy"]["clip"],
             **{name: row.metrics.get(name, {}).get(row.rounds) for name in metrics},
-            "epsilon_claimed": row.epsilon_claimed,
-            "epsilon_local": row.epsilon_local,
-            "epsilon_secure": row.epsilon_secure,
-            "epsilon_unsampled": row.epsilon_unsampled,
-            "seconds": row.seconds,
-            "clip": spec["privacy"]["clip"],
-            **spec["hyperparameters"],
+            **row.content["hyperparameters"],
         }
+        for cell, stage, row in _ended(ledger, results, whole=bool(metrics))
+    ]
+    return _frame(lines, list(TRIAL_COLUMNS))
 
 
 OF_ONE_RUN = {"key", "seed", "state", "reason", "rounds", "accuracy", "loss", "seconds", *METRICS}

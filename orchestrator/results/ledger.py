@@ -124,16 +124,15 @@ CREATE TABLE IF NOT EXISTS winners (       -- JSON: who wins a search, as long a
     PRIMARY KEY (cell, strategy)
 ) WITHOUT ROWID;
 """
-REPLACE_FAILED = """ON CONFLICT (number) DO UPDATE SET origin = excluded.origin, state = excluded.state,
-    reason = excluded.reason, rounds = excluded.rounds, accuracy = excluded.accuracy, loss = excluded.loss,
-    metrics = excluded.metrics, epsilon_local = excluded.epsilon_local, epsilon_secure = excluded.epsilon_secure,
-    epsilon_unsampled = excluded.epsilon_unsampled, seconds = excluded.seconds,
-    correct = excluded.correct, checksum = excluded.checksum WHERE trials.state = 'failed'"""
-COLUMNS = (
-    "key, spec, state, reason, rounds, accuracy, loss, metrics, "
-    "epsilon_claimed, epsilon_local, epsilon_secure, epsilon_unsampled, seconds, correct"
-)
+COLUMNS = ", ".join(TrialColumns._fields[:-1])
+"""The fields of `Row`."""
 VERIFIED_COLUMNS = f"{COLUMNS}, checksum"
+WRITTEN = ("origin", "checksum", *TrialColumns._fields[1:-1])
+ADD_TRIAL = f"""
+INSERT INTO trials (number, {", ".join(WRITTEN)}) VALUES (?{", ?" * len(WRITTEN)})
+ON CONFLICT (number) DO UPDATE SET {", ".join(f"{name} = excluded.{name}" for name in WRITTEN)}
+WHERE trials.state = 'failed'
+"""
 TRIALS = "trials LEFT JOIN trial_keys USING (number)"
 SHORT_COLUMNS = COLUMNS.replace("metrics", "'{}'").replace("correct", "x''")
 NUMBERS = struct.Struct("<q7d")
@@ -189,12 +188,8 @@ class Row:
 
     def values(self) -> tuple[Any, ...]:
         """In the order of COLUMNS."""
-        metrics = as_json(self.metrics)
-        return (
-            *(self.key, self.spec, self.state, self.reason, self.rounds, self.accuracy, self.loss, metrics),
-            *(self.epsilon_claimed, self.epsilon_local, self.epsilon_secure, self.epsilon_unsampled),
-            *(self.seconds, self.correct),
-        )
+        values = {**vars(self), "metrics": as_json(self.metrics)}
+        return tuple(values[name] for name in TrialColumns._fields[:-1])
 
     @classmethod
     def from_columns(cls, columns: TrialColumns) -> Iterator[Row]:
@@ -482,11 +477,8 @@ class Ledger:
 
     def _add(self, rows: Iterable[tuple[int, int | None, tuple[Any, ...]]]) -> None:
         """`rows`: number, origin, and the values in the order of COLUMNS."""
-        names = COLUMNS.removeprefix("key, ")
-        marks = ", ".join("?" * (names.count(",") + 4))
         self._db.executemany(
-            f"INSERT INTO trials (number, origin, checksum, {names}) VALUES ({marks}) {REPLACE_FAILED}",
-            ((number, origin, _checksum(values), *values[1:]) for number, origin, values in rows),
+            ADD_TRIAL, ((number, origin, _checksum(values), *values[1:]) for number, origin, values in rows)
         )
 
     def copy_rows(self, other: Ledger) -> None:

@@ -159,19 +159,14 @@ class TrialsFile:
         same = {**frames.names(cell), "stage": stage}
         chosen = [content["hyperparameters"] for content in trials.content]
         configurations = {id(values): values for values in chosen}
-        columns = {
-            "key": trials.key,
+        of_specs = {
             "seed": [None if content["seed"] == SECRET else content["seed"] for content in trials.content],
-            "state": trials.state,
-            "reason": trials.reason,
-            "rounds": trials.rounds,
-            "accuracy": trials.accuracy,
-            "loss": trials.loss,
-            "epsilon_claimed": trials.epsilon_claimed,
-            "epsilon_local": trials.epsilon_local,
-            "epsilon_secure": trials.epsilon_secure,
-            "epsilon_unsampled": trials.epsilon_unsampled,
             "clip": [content["privacy"]["clip"] for content in trials.content],
+        }
+        columns = {
+            name: of_specs[name] if name in of_specs else getattr(trials, name)
+            for name in FIRST_COLUMNS
+            if name not in same
         }
         for name in self._metrics:
             by_trial = zip(trials.metrics, trials.rounds, strict=True)
