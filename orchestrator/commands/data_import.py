@@ -60,7 +60,7 @@ def import_(
         return
     target = to or Path(f"{Path(source).stem}.npz")
     if not dry_run:
-        _check_target(target)
+        check_target(target)
     if found:
         stderr.print(f"schema: {found}")
     converted = convert_file(source, settings)
@@ -127,7 +127,7 @@ def _write_draft(source: str, settings: Schema, given: str | None) -> None:
     )
 
 
-def _check_target(target: Path) -> None:
+def check_target(target: Path) -> None:
     if target.suffix != ".npz":
         raise UserError(f"--to {target}: the name of a feature file must end in .npz")
     if target.exists() or target.is_symlink():

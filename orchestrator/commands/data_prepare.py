@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID, TextColumn
 
+from orchestrator.commands.data_import import check_target
 from orchestrator.commands.next_steps import show_training
 from orchestrator.console import echo, stderr
 from trainables.errors import UserError
@@ -95,12 +96,7 @@ def _prepare_own(name: str, backbone: str, schema: Schema, image: str, text: str
 
     source = name.rstrip("/") or name
     target = options.to or Path(f"{Path(source).resolve().stem}.npz")
-    if target.suffix != ".npz":
-        raise UserError(f"--to {target}: the name of a feature file must end in .npz")
-    if target.exists() or target.is_symlink():
-        raise UserError(f"{target} already exists; choose another name with --to")
-    if not target.resolve().parent.is_dir():
-        raise UserError(f"--to {target}: there is no folder {target.resolve().parent}")
+    check_target(target)
     if not backbone:
         raise UserError(f"data {source} needs a backbone; choose one with --backbone: {CHOICES}")
     if image and text:
