@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 from pydantic import BaseModel, ConfigDict
 
 
@@ -9,3 +11,9 @@ class Section(BaseModel):
     """A section is immutable, and an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+    @classmethod
+    def of(cls, settings: Section) -> Self:
+        """Settings that are known to be of this class."""
+        assert isinstance(settings, cls)
+        return settings

@@ -38,11 +38,11 @@ class Tune(AskTellStrategy):
     Settings = TuneSettings
 
     def searcher(self, task: SearchTask) -> _TuneSearcher:
-        return _TuneSearcher(task, build(_settings(task.settings)))
+        return _TuneSearcher(task, build(TuneSettings.of(task.settings)))
 
     def check_settings(self, settings: Section) -> str:
         try:
-            build(_settings(settings))
+            build(TuneSettings.of(settings))
         except UserError as error:
             return str(error)
         return ""
@@ -139,8 +139,3 @@ def _configuration(space: SearchSpace, suggested: dict[str, Any]) -> Configurati
         kind, _, low, high, scale = axis_range(space, name)
         configuration[name] = 1 - value if kind == "float" and scale == "complement" and low < high else value
     return configuration
-
-
-def _settings(settings: Section) -> TuneSettings:
-    assert isinstance(settings, TuneSettings)
-    return settings

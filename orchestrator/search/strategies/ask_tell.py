@@ -69,8 +69,7 @@ class AskTellStrategy(Strategy):
         """A new searcher that has been told nothing."""
 
     def propose(self, task: SearchTask, history: History) -> Proposal | None:
-        stage, settings = self.stages[0], task.settings
-        assert isinstance(settings, BatchSettings)
+        stage, settings = self.stages[0], BatchSettings.of(task.settings)
         candidates = history.candidates(stage, unique=False)
         costs = [None if (rank := history.rank(candidate)).failed else rank.cost for candidate in candidates]
         replay: _Replay | None = history.memo.get(stage)

@@ -71,7 +71,7 @@ class Halving(Strategy):
     )
 
     def propose(self, task: SearchTask, history: History) -> Proposal | None:
-        settings = _settings(task.settings)
+        settings = HalvingSettings.of(task.settings)
         opened = [rung for rung in settings.stages if rung in history.stages]
         if len(opened) == settings.rungs:
             return None
@@ -85,14 +85,14 @@ class Halving(Strategy):
         return Proposal(settings.stages[len(opened)], [history.configuration(candidate) for candidate in best])
 
     def expected(self, task: SearchTask) -> dict[str, int]:
-        settings = _settings(task.settings)
+        settings = HalvingSettings.of(task.settings)
         return dict(zip(settings.stages, settings.sizes(task.budget, task.rounds.fine), strict=True))
 
     def competing(self, stages: Container[str]) -> tuple[str, ...]:
         return super().competing(stages)[-1:]  # lower rungs ran fewer rounds
 
     def last_round(self, stage: str, planned: int, settings: Section) -> int:
-        settings = _settings(settings)
+        settings = HalvingSettings.of(settings)
         return settings.rounds(planned)[settings.stages.index(stage)]
 
     def adds_configurations(self, stage: str) -> bool:
@@ -105,8 +105,3 @@ class Halving(Strategy):
         if "rounds" not in space.coarse:
             return ""
         return "tunes `rounds`, but halving compares configurations after equal numbers of rounds"
-
-
-def _settings(settings: Section) -> HalvingSettings:
-    assert isinstance(settings, HalvingSettings)
-    return settings

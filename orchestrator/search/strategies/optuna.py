@@ -32,11 +32,10 @@ class Optuna(AskTellStrategy):
     Settings = OptunaSettings
 
     def searcher(self, task: SearchTask) -> _Sampler:
-        assert isinstance(task.settings, OptunaSettings)
-        return _Sampler(task, task.settings)
+        return _Sampler(task, OptunaSettings.of(task.settings))
 
     def check_settings(self, settings: Section) -> str:
-        assert isinstance(settings, OptunaSettings)
+        settings = OptunaSettings.of(settings)
         if settings == OptunaSettings(batch=settings.batch, seed=settings.seed):
             return ""  # the default needs no check, and importing Optuna is slow
         return optuna_samplers.problem(settings.sampler, settings.options)

@@ -48,7 +48,7 @@ class Private(Strategy):
     def propose(self, task: SearchTask, history: History) -> Proposal | None:
         if "private" in history.stages:
             return None
-        grid, settings = fixed_grid(task.space), _settings(task.settings)
+        grid, settings = fixed_grid(task.space), PrivateSettings.of(task.settings)
         count = private_selection.RUNS[settings.runs].draw(mean_runs(task.trials, task.space), _draw(task.secret, -1))
         return Proposal(
             "private",
@@ -98,7 +98,7 @@ def mean_runs(trials: int | None, space: SearchSpace) -> float:
 
 def score_deviation(task: SearchTask) -> float:
     """Standard deviation of the noise on a run's validation score."""
-    score = _settings(task.settings).score
+    score = PrivateSettings.of(task.settings).score
     influence = metrics.get(task.objective.metric).row_influence
     assert influence is not None  # the study was checked
     return influence * private_selection.score_std(task.epsilon, task.delta, task.validation_rows, score)
@@ -113,11 +113,6 @@ def _draw(secret: bytes, index: int) -> int:
     """128 pseudorandom bits that cannot be predicted without the secret."""
     packed = index.to_bytes(8, "big", signed=True)
     return int.from_bytes(hashlib.blake2b(packed, key=secret, digest_size=16, person=b"fedsweep-search").digest())
-
-
-def _settings(settings: Section) -> PrivateSettings:
-    assert isinstance(settings, PrivateSettings)
-    return settings
 
 
 def priced(actual: float, claimed: float, mean: float, delta: float, settings: PrivateSettings) -> Search:

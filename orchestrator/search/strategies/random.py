@@ -26,8 +26,7 @@ class Random(Strategy):
     def propose(self, task: SearchTask, history: History) -> Proposal | None:
         if "random" in history.stages:
             return None
-        assert isinstance(task.settings, RandomSettings)
-        return Proposal("random", sample(task.space, task.budget, task.settings.seed))
+        return Proposal("random", sample(task.space, task.budget, RandomSettings.of(task.settings).seed))
 
     def expected(self, task: SearchTask) -> dict[str, int]:
         return {"random": task.budget}

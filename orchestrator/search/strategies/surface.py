@@ -94,8 +94,7 @@ class _Search:
     def __init__(self, budgets: Sequence[History]) -> None:
         self.budgets = budgets
         self.task = budgets[0].task
-        assert isinstance(self.task.settings, SurfaceSettings)
-        self.settings = self.task.settings
+        self.settings = SurfaceSettings.of(self.task.settings)
         memo: dict[str, Any] = budgets[0].memo
         self._lattices: dict[tuple[Any, ...], Lattice] = memo.setdefault("surface lattices", {})
         self.lattice = self._lattice({})
