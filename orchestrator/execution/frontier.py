@@ -12,6 +12,7 @@ from orchestrator.execution.packing import AUTO_LANES, Capacity, make_packs
 from orchestrator.report.frontier import draw
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.locations import results_location
+from orchestrator.results.searches import study_of
 from orchestrator.results.surfaces import Point, StudySurface, study_surfaces
 from orchestrator.study.cells import PreparedStudy
 from orchestrator.study.study import Study
@@ -34,10 +35,7 @@ class Confirmed(NamedTuple):
 
 def read_surfaces(results: Path | str) -> tuple[Study, list[StudySurface]]:
     with results_location(results).open_for_reading() as folder, Ledger.read(folder) as ledger:
-        recorded = ledger.study()
-        if recorded is None:
-            raise UserError(f"results folder {results} holds no study yet")
-        study = Study.recorded(recorded[0], ledger.plugins())
+        study = study_of(ledger, f"results folder {results}")
         surfaces = study_surfaces(ledger, study)
     if not surfaces:
         raise UserError(f"results folder {results} has no finished trial of the strategy surface")

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from orchestrator.results.ledger import Ledger, StageKey
 from orchestrator.results.locations import results_location
+from orchestrator.results.searches import study_of
 from orchestrator.search.variant import SearchVariant
 from orchestrator.study.study import Study
 from trainables.errors import UserError
@@ -67,11 +68,9 @@ def counts_are_right(results: Path | str) -> bool:
 def forget_damaged(results: Path | str) -> Forgotten:
     location = results_location(results)
     with location.open_for_writing(), Ledger.write(location.folder) as ledger:
-        recorded, keys = ledger.study(), ledger.damaged_rows()
-        if recorded is None:
-            raise UserError(f"results folder {results} holds no study yet")
+        study, keys = study_of(ledger, f"results folder {results}"), ledger.damaged_rows()
         ledger.correct_counts()
-        return _forget(ledger, Study.recorded(recorded[0], ledger.plugins()), keys)
+        return _forget(ledger, study, keys)
 
 
 def _forget(ledger: Ledger, study: Study, keys: Collection[str]) -> Forgotten:
@@ -81,12 +80,10 @@ def _forget(ledger: Ledger, study: Study, keys: Collection[str]) -> Forgotten:
 
 
 def _check(ledger: Ledger, results: Path | str, node: str) -> Study:
-    recorded, known = ledger.study(), ledger.trials_by_node()
-    if recorded is None:
-        raise UserError(f"results folder {results} holds no study yet")
+    study, known = study_of(ledger, f"results folder {results}"), ledger.trials_by_node()
     if node not in known:
         raise UserError(f"node = {node!r} has computed no trial of {results}; nodes: {', '.join(known) or 'none'}")
-    return Study.recorded(recorded[0], ledger.plugins())
+    return study
 
 
 def dependent_stages(

@@ -25,6 +25,7 @@ from orchestrator.study.settings.data import DataSettings
 from orchestrator.study.settings.method import MethodSettings
 from orchestrator.study.study import Study
 from search_spaces import Configuration, SearchSpace
+from trainables.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -170,6 +171,14 @@ class SearchRecord(SearchedCell):
         search = list(self.variant.strategy.expected(self.task))
         last = "contest" if self.variant.has_contest else search[-1]
         return not self.finished and "confirm" not in self.counts and last not in self.counts
+
+
+def study_of(ledger: Ledger, where: str = "the ledger") -> Study:
+    """The study that ran last. `where`: what holds it, for the error message."""
+    recorded = ledger.study()
+    if recorded is None:
+        raise UserError(f"{where} holds no study yet")
+    return Study.recorded(recorded[0], ledger.plugins())
 
 
 def search_records(ledger: Ledger, study: Study, *, verified: bool = False) -> Iterator[SearchRecord]:

@@ -14,12 +14,10 @@ from typing import Any
 from orchestrator.results.counts import OPENED
 from orchestrator.results.ledger import Ledger, Row, Session
 from orchestrator.results.locations import results_location
-from orchestrator.results.searches import SearchRecord, configuration_of, search_records
+from orchestrator.results.searches import SearchRecord, configuration_of, search_records, study_of
 from orchestrator.search.objective import objective_of
 from orchestrator.search.selection import Choice
-from orchestrator.study.study import Study
 from search_spaces import Configuration, SearchSpace
-from trainables.errors import UserError
 
 RECENT_BATCHES = 20
 
@@ -32,10 +30,7 @@ def read(results: Path | str) -> dict[str, Any]:
 
 def of(ledger: Ledger, results: str, running: str | None) -> dict[str, Any]:
     """`running`: the process that runs the study at this moment, if any."""
-    recorded = ledger.study()
-    if recorded is None:
-        raise UserError(f"results folder {results} holds no study yet")
-    study = Study.recorded(recorded[0], ledger.plugins())
+    study = study_of(ledger, f"results folder {results}")
     records = [record for record in search_records(ledger, study) if record.counts]
     totals = ledger.totals()
     known = totals.pop(OPENED, 0)

@@ -15,7 +15,14 @@ from orchestrator.results.clients import ClientAccuracy, ClientRows, by_client, 
 from orchestrator.results.counts import OPENED
 from orchestrator.results.ledger import Digest, Ledger, Row, SettingFacts
 from orchestrator.results.records import records_of
-from orchestrator.results.searches import SearchedCell, SearchRecord, as_stored, configuration_of, search_records
+from orchestrator.results.searches import (
+    SearchedCell,
+    SearchRecord,
+    as_stored,
+    configuration_of,
+    search_records,
+    study_of,
+)
 from orchestrator.results.trial_columns import TrialColumns
 from orchestrator.search.candidates import Outcome
 from orchestrator.search.objective import Objective
@@ -26,7 +33,6 @@ from orchestrator.search.winner import competing_stages, winner_of_first_seed
 from orchestrator.study.cell_id import SettingId
 from orchestrator.study.study import Study
 from search_spaces import Axis, Configuration, SearchSpace
-from trainables.errors import UserError
 from trainables.federation.trial_spec import TrialSpec
 from trainables.metrics import METRICS
 
@@ -209,10 +215,7 @@ class Results:
         """`earlier`: results of the same ledger; cells that have not changed since are reused. `collector`: gets the
         trials of all other cells while they are read. `verified`: rows must match their checksums, and the ledger's
         counts must be those of the trials; not for private searches."""
-        recorded = ledger.study()
-        if recorded is None:
-            raise UserError("the ledger holds no study yet")
-        study = Study.recorded(recorded[0], ledger.plugins()).as_shown
+        study = study_of(ledger).as_shown
         known = {cell.name: cell for cell in earlier.cells} if earlier and earlier.study == study else {}
         reader = _Reader(ledger, study, known, collector, verified)
         searches = list(search_records(ledger, study, verified=True))

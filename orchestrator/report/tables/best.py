@@ -10,15 +10,13 @@ import yaml
 from orchestrator.report.tables.publication import sentences
 from orchestrator.report.tables.render import one_line
 from orchestrator.results.ledger import Ledger, Row
-from orchestrator.results.searches import SearchedCell, search_records
+from orchestrator.results.searches import SearchedCell, search_records, study_of
 from orchestrator.results.winners import Results, confirm_runs
 from orchestrator.search.selection import Choice
 from orchestrator.search.variant import SECRET
-from orchestrator.study.study import Study
 from trainables import plugins
 from trainables.data import partition
 from trainables.data.partition import PartitionSpec
-from trainables.errors import UserError
 from trainables.privacy.publication import ANALYST_ONLY
 from trainables.urls import shown_url
 
@@ -47,10 +45,7 @@ def text(cells: Mapping[str, Mapping[str, Any]], remarks: Iterable[str] = (ANALY
 
 def chosen_cells(ledger: Ledger) -> dict[str, dict[str, Any]]:
     """The chosen configurations by cell name, as in best.yaml."""
-    recorded = ledger.study()
-    if recorded is None:
-        raise UserError("the ledger holds no study yet")
-    study = Study.recorded(recorded[0], ledger.plugins()).as_shown
+    study = study_of(ledger).as_shown
     confirmed = ((record, confirm_runs(record)) for record in search_records(ledger, study))
     return {record.name: _entry(record, runs, record.winner) for record, runs in confirmed if runs}
 
