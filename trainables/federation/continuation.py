@@ -43,7 +43,7 @@ def joined(paused: Sequence[bytes], trials: Sequence[TrialSpec]) -> bytes:
         "theta": _rows([s["theta"] for s in saved], lanes),
         "centre": None if saved[0]["centre"] is None else _rows([s["centre"] for s in saved], lanes),
         "length": None if saved[0]["length"] is None else _rows([s["length"] for s in saved], lanes),
-        "states": [_group_state(saved, [places[trial.full_key] for trial in members]) for members in groups],
+        "states": [group_state(saved, [places[trial.full_key] for trial in members]) for members in groups],
         "results": {
             trial.key: _result(trial, saved[part]["results"][trial.full_key])
             for trial, (part, _) in zip(trials, lanes, strict=True)
@@ -60,7 +60,7 @@ def _rows(tensors: Sequence[torch.Tensor], lanes: Sequence[tuple[int, int]]) -> 
     return torch.stack([tensors[part][lane] for part, lane in lanes])
 
 
-def _group_state(saved: Sequence[dict[str, Any]], lanes: Sequence[tuple[int, int]]) -> dict[str, torch.Tensor]:
+def group_state(saved: Sequence[dict[str, Any]], lanes: Sequence[tuple[int, int]]) -> dict[str, torch.Tensor]:
     """The state of one group of lanes."""
     rows: list[dict[str, torch.Tensor]] = []
     for part, lane in lanes:

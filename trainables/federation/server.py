@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import io
-import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -484,7 +482,6 @@ class Server:
         if any(trial.key not in saved_lane for trial in self.trials):
             raise ValueError("the checkpoint belongs to another pack")
         index = [saved_lane[trial.key] for trial in self.trials]
-        starts = list(itertools.accumulate(saved["groups"], initial=0))
         self.t = saved["t"]
         self.theta = saved["theta"][index].to(self.device)
         if saved["centre"] is not None:
@@ -492,10 +489,9 @@ class Server:
         if saved["length"] is not None:
             self._work = replace(self._work, length=saved["length"][index].numpy())
         self._states = []
-        for group in self._groups:  # lanes of one group were in one group of the checkpoint, too
-            old = bisect.bisect_right(starts, index[group.start]) - 1
-            rows = [lane - starts[old] for lane in index[group.lanes]]
-            self._states.append({name: v[rows].to(self.device) for name, v in saved["states"][old].items()})
+        for group in self._groups:
+            state = continuation.group_state([saved], [(0, lane) for lane in index[group.lanes]])
+            self._states.append({name: value.to(self.device) for name, value in state.items()})
         return ClientStates(**saved["clients"]) if saved["clients"] else None
 
 
