@@ -106,7 +106,8 @@ def test_all_packs_in_flight_are_compared_less_often_the_more_there_are(tmp_path
     with busy(tmp_path, 4) as cluster:
         monkeypatch.setattr(scheduler_module, "COMPARE_EVERY_S", 2.0)
         scheduler, compared = cluster.scheduler, []
-        waiting, scheduler.queue.capacity = scheduler.queue.packs[0], replace(scheduler.capacity, federations=1000)
+        waiting = scheduler.queue.packs[0]
+        scheduler.queue.capacity = replace(scheduler.queue.capacity, federations=1000)
         scheduler.queue.balance = lambda *packs: compared.append("to split")
         scheduler._copies = lambda count: compared.append("to copy") or []
         for number in range(5, 300):

@@ -626,7 +626,7 @@ def test_a_node_that_fails_the_only_federation_which_is_spread_is_blocked(tmp_pa
     trial fails. A pack that is at fault itself costs one node, and that only once."""
     with Cluster(tmp_path, of_many(64), lanes=32) as cluster:
         scheduler, health = cluster.scheduler, cluster.scheduler.health
-        scheduler.queue.capacity = replace(scheduler.capacity, placement="spread")
+        scheduler.queue.capacity = replace(scheduler.queue.capacity, placement="spread")
         health.update({}, ["a", "b", "c"], set(), set())
 
         def fail(node: str) -> int:

@@ -103,10 +103,6 @@ class Scheduler:
         resumed = self._resume_from_checkpoints(storage) if storage is not None else set()
         self.queue.add(trial for key, trial in sweep.waiting.items() if key not in resumed)
 
-    @property
-    def capacity(self) -> Capacity:
-        return self.queue.capacity
-
     # ---- packs to run
 
     @property
@@ -127,7 +123,7 @@ class Scheduler:
         """Packs to offer now: one for every idle slot, and short ones in advance."""
         if self.stopping or self.moving_to_gpus:
             return []
-        slots = self.capacity.federations
+        slots = self.queue.capacity.federations
         idle = slots - len(self.in_flight)
         orders = self._offer_to_all()
         limited = [self.offered[number] for number in self._limited_offers]
@@ -178,14 +174,14 @@ class Scheduler:
 
     def _has_other_nodes(self, nodes: Iterable[str]) -> bool:
         """Whether nodes other than these may have slots. False if federations are spread: they may use any node."""
-        if self.capacity.placement == "spread":
+        if self.queue.capacity.placement == "spread":
             return False
         others = self.health.excluded.union(nodes)
         return any(node not in others for node in chain(self.in_flight.nodes, self.health.usable))
 
     def _has_other_sound_nodes(self, nodes: Iterable[str], failures: int) -> bool:
         """The same for nodes that are working or starting, and have not failed this many packs."""
-        if self.capacity.placement == "spread":
+        if self.queue.capacity.placement == "spread":
             return False
         others = self.health.excluded.union(nodes, self.health.suspected(failures))
         return any(node not in others for node in chain(self.in_flight.nodes, self.health.starting))
@@ -422,7 +418,7 @@ class Scheduler:
         """A federation that is spread cannot avoid one of its nodes: if a pack failed too often there and nowhere else,
         the node is blocked. A pack and its parts block one node only, because they may be at fault themselves."""
         elsewhere = set(pack.failed_on) - {node, *self.health.lost}
-        if self.capacity.placement != "spread" or elsewhere or pack.origin in self._blocked_for:
+        if self.queue.capacity.placement != "spread" or elsewhere or pack.origin in self._blocked_for:
             return False
         self._blocked_for.add(pack.origin)
         return self.health.block_once(node)

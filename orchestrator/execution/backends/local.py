@@ -69,12 +69,12 @@ class _Slot:
         self._stop_monitor = StopMonitor(sweep_run, scheduler)
         problems = sweep_run.sweep.prepared.problems
         self._data = cache(lambda key: ProblemData.of(problems[key]))
-        device = scheduler.capacity.size.device
+        device = scheduler.queue.capacity.size.device
         self._code = digest(code_identity(kernel_build(kernels.chosen(device))), accelerator_name(device))
         self._runner = self._new_runner()
 
     def _new_runner(self) -> PackRunner:
-        size = self._scheduler.capacity.size
+        size = self._scheduler.queue.capacity.size
         return PackRunner(SLOT, Server(Hosts(size.hosts, size.device), size.device), self._storage)
 
     def run_packs(self) -> None:

@@ -243,7 +243,7 @@ class SlotSearcher(_NotPickled, Searcher):
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__(metric="packs", mode="max")
         self._scheduler = scheduler
-        self.target = scheduler.capacity.federations
+        self.target = scheduler.queue.capacity.federations
         self._suggested = 0
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
@@ -310,7 +310,7 @@ class SweepCallback(_NotPickled, tune.Callback):
         failure = failure_of(trial)
         self._failed.append((trial.trial_id, failure))
         excluded = self.scheduler.health.excluded | ({failure.node} if failure.kind == "other code" else set())
-        trial.update_resources(slot_resources(self.scheduler.capacity, excluded))
+        trial.update_resources(slot_resources(self.scheduler.queue.capacity, excluded))
 
     def on_step_begin(self, iteration: int, trials: list, **info: Any) -> None:
         now = time.monotonic()
@@ -375,7 +375,7 @@ class SweepCallback(_NotPickled, tune.Callback):
 
     def _check_nodes(self, now: float, running: int) -> None:
         """`running`: the number of running slots."""
-        scheduler, capacity, health = self.scheduler, self.scheduler.capacity, self.scheduler.health
+        scheduler, capacity, health = self.scheduler, self.scheduler.queue.capacity, self.scheduler.health
         there = nodes.current()
         usable = [node for node, resources in there.alive.items() if capacity.can_use(resources)]
         health.update(there.names, usable, there.dead, there.leaving)
@@ -419,7 +419,7 @@ class SweepCallback(_NotPickled, tune.Callback):
 
     def _report_busy(self, now: float) -> None:
         free = nodes.free_resources(self.scheduler.health.excluded)
-        if self.scheduler.capacity.federations_on(free) or nodes.has_slots():
+        if self.scheduler.queue.capacity.federations_on(free) or nodes.has_slots():
             return
         self._reported_busy = now
         self._say(f"the cluster is busy: no node has room for a federation, {nodes.other_jobs()}; waiting")
