@@ -62,6 +62,7 @@ class Pack:
     reached_round: int = 0
     """The round that this attempt has reached."""
     round: int = 0
+    """The round of its last report. Unlike `reached_round`, kept by the next attempt: repeated rounds count once."""
     running: int = 0
     computing_s: float = 0.0
     checkpoint: str = ""
