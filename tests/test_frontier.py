@@ -61,6 +61,17 @@ def test_questions_without_an_answer(surface):
         surface.at(4.0, rounds=50)
 
 
+@pytest.mark.parametrize("more", [[], ["--reach", "63"], ["--epsilon", "4"], ["--figure"]])
+def test_other_rounds_are_refused_whatever_is_predicted(folder, more):
+    run = CliRunner().invoke(app, ["frontier", str(folder), "--rounds", "50", *more])
+    assert "rounds = 50: DP-FedGD was searched with 6 rounds" in str(run.exception)
+
+
+def test_the_searched_rounds_change_no_prediction(surface):
+    assert surface.curve(rounds=6) == surface.curve()
+    assert surface.reach(63, rounds=6) == surface.reach(63)
+
+
 def test_predictions_of_the_finalists_are_compared_with_the_contest(surface):
     assert {finalist.epsilon for finalist in surface.finalists} == {1, 2, 8}
     assert max(abs(finalist.predicted - finalist.score) for finalist in surface.finalists) < 2

@@ -60,11 +60,11 @@ def frontier(
         lines.append(f"{surface.setting} / {surface.method.shown}")
         points: list[tuple[Point, str]] = []
         if reach is not None:
-            points.append(_reached(surface, surface.reach(reach, delta, release), reach))
+            points.append(_reached(surface, surface.reach(reach, delta, release, rounds), reach))
         if epsilon:
             points += [(surface.at(value, delta, release, rounds), "") for value in epsilon]
         elif reach is None:
-            points += [(point, "") for point in surface.curve(delta, release)]
+            points += [(point, "") for point in surface.curve(delta, release, rounds)]
         for point, note in points:
             answer = {"setting": surface.setting, "method": surface.method.shown, **asdict(point)}
             lines.append(f"  {_line(surface, point)}{note}")
@@ -75,7 +75,7 @@ def frontier(
                 lines.append(f"      confirmed on {found.seeds} seeds: {shown(found.mean)} ± {shown(found.error)}")
             answers.append(answer)
     if figure:
-        lines.append(str(draw_frontier(folder, chosen, delta, release)))
+        lines.append(str(draw_frontier(folder, chosen, delta, release, rounds)))
     show(answers, json, lines)
 
 

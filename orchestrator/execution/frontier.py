@@ -73,8 +73,12 @@ def confirmed(
 
 
 def draw_frontier(
-    results: Path | str, surfaces: Sequence[StudySurface], delta: float | None, release: Release | None
+    results: Path | str,
+    surfaces: Sequence[StudySurface],
+    delta: float | None,
+    release: Release | None,
+    rounds: int | None,
 ) -> str:
     location = results_location(results)
     with location.open_for_writing():
-        return location.address_of(draw(location.folder, surfaces, delta, release))
+        return location.address_of(draw(location.folder, surfaces, delta, release, rounds))

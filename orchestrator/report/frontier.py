@@ -13,7 +13,11 @@ from trainables.files import replacing, subfolder
 
 
 def draw(
-    folder: Path, surfaces: Sequence[StudySurface], delta: float | None = None, release: Release | None = None
+    folder: Path,
+    surfaces: Sequence[StudySurface],
+    delta: float | None = None,
+    release: Release | None = None,
+    rounds: int | None = None,
 ) -> Path:
     """DIR/figures/frontier.svg: a panel per setting, a curve with its band per method, and the searched budgets."""
     load_matplotlib()
@@ -27,7 +31,7 @@ def draw(
         panels = figure.subplots(1, len(settings), squeeze=False)[0]
         for panel, setting in zip(panels, settings, strict=True):
             for surface in (each for each in surfaces if each.setting == setting):
-                points = surface.curve(delta, release)
+                points = surface.curve(delta, release, rounds)
                 color = palette.ON_LIGHT[methods.index(surface.method.shown) % len(palette.ON_LIGHT)]
                 epsilons, scores = [p.epsilon for p in points], [p.score for p in points]
                 low, high = ([p.score + side * p.deviation for p in points] for side in (-2, 2))

@@ -157,8 +157,7 @@ class StudySurface:
         delta, own_release = delta or self.study.privacy.delta, release or self.study.privacy.release
         counts = self.lattice.rounds(self.study.stage_rounds(self.method).confirm)
         known = set(counts.tolist())
-        if rounds is not None and rounds not in known:
-            raise UserError(f"rounds = {rounds}: {self.method.shown} was searched with {_listed(known)} rounds")
+        self._check_rounds(rounds)
         noise = {count: self._noise(epsilon, delta, own_release, count) for count in known}
         configurations = self.lattice.configurations
         by_row = np.array([log_noise(noise[count]) for count in counts.tolist()])
@@ -204,32 +203,42 @@ class StudySurface:
         }
         return self.surface.between(points, log_noise(noise), searched)
 
-    def curve(self, delta: float | None = None, release: Release | None = None) -> list[Point]:
+    def _check_rounds(self, rounds: int | None) -> None:
+        known = set(self.lattice.rounds(self.study.stage_rounds(self.method).confirm).tolist())
+        if rounds is not None and rounds not in known:
+            raise UserError(f"rounds = {rounds}: {self.method.shown} was searched with {_listed(known)} rounds")
+
+    def curve(
+        self, delta: float | None = None, release: Release | None = None, rounds: int | None = None
+    ) -> list[Point]:
         """Between the smallest and the largest finite budget, as far as the surface answers."""
+        self._check_rounds(rounds)
         finite = [epsilon for epsilon in self.epsilons if math.isfinite(epsilon)]
         between = np.geomspace(min(finite), max(finite), CURVE).tolist() if len(finite) > 1 else []
         points = []
         for epsilon in sorted({*finite, *(float(f"{epsilon:.3g}") for epsilon in between)}):
             try:
-                points.append(self.at(epsilon, delta, release))
+                points.append(self.at(epsilon, delta, release, rounds))
             except UserError:
                 continue
         return points
 
-    def reach(self, target: float, delta: float | None = None, release: Release | None = None) -> Point | None:
+    def reach(
+        self, target: float, delta: float | None = None, release: Release | None = None, rounds: int | None = None
+    ) -> Point | None:
         """The smallest eps whose expected score reaches a target; None if none does between the searched budgets."""
         lower_is_better = self.study.objective_spec.lower_is_better
 
         def reaches(point: Point) -> bool:
             return point.score <= target if lower_is_better else point.score >= target
 
-        curve = self.curve(delta, release)
+        curve = self.curve(delta, release, rounds)
         first = next((number for number, point in enumerate(curve) if reaches(point)), None)
         if first is None or first == 0:
             return None if first is None else curve[0]
         low, high = curve[first - 1].epsilon, curve[first]
         while high.epsilon / low > 1.005:
-            middle = self.at(math.sqrt(low * high.epsilon), delta, release)
+            middle = self.at(math.sqrt(low * high.epsilon), delta, release, rounds)
             if reaches(middle):
                 high = middle
             else:
