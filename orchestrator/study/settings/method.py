@@ -40,7 +40,8 @@ class SpaceSettings(Section):
     coarse: dict[str, list[HyperValue]]
     """Axes of the coarse grid and their values."""
     fine: dict[str, list[HyperValue]] = {}
-    """The same axes, closer to the expected winner; default: as coarse. `refine: zoom` ignores it."""
+    """The same axes, closer to the expected winner; default: as coarse. `grid` uses it with `refine: table`; strategies
+    that sample use the range of both grids."""
     scale: dict[str, str] = {}
     """Scale of each axis: log, linear or complement."""
     fixed: dict[str, HyperValue] = {}
