@@ -8,8 +8,8 @@ from __future__ import annotations
 from ray.exceptions import RayActorError
 
 
-class HungError(RuntimeError):
-    """An actor is alive but does not answer. `node`: the id of its node, if that is known."""
+class _NodeError(RuntimeError):
+    """`node`: the id of the node, if that is known."""
 
     def __init__(self, reason: str, node: str = "") -> None:
         super().__init__(reason, node)
@@ -19,30 +19,20 @@ class HungError(RuntimeError):
         return self.reason
 
 
-class NotStartedError(RuntimeError):
+class HungError(_NodeError):
+    """An actor is alive but does not answer."""
+
+
+class NotStartedError(_NodeError):
     """A slot or its federation could not be started on a node."""
 
-    def __init__(self, reason: str, node: str) -> None:
-        super().__init__(reason, node)
-        self.reason, self.node = reason, node
 
-    def __str__(self) -> str:
-        return self.reason
+class HostFailedError(_NodeError):
+    """A client host has raised an exception that another node may not raise."""
 
 
 class NodeExcludedError(RuntimeError):
     """A slot ends because its node gets no more packs; Tune starts it again elsewhere."""
-
-
-class HostFailedError(RuntimeError):
-    """A client host has raised an exception that another node may not raise. `node`: the id of its node, if known."""
-
-    def __init__(self, reason: str, node: str) -> None:
-        super().__init__(reason, node)
-        self.reason, self.node = reason, node
-
-    def __str__(self) -> str:
-        return self.reason
 
 
 class ActorLostError(RuntimeError):

@@ -6,9 +6,9 @@ All of it must be public knowledge. Nothing is fitted to the data: ranges, categ
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from trainables.data.stored import open_file
 from trainables.errors import UserError
@@ -29,22 +29,25 @@ def _text(value: Any) -> Any:
     return str(value) if isinstance(value, int | float) else value
 
 
+def _texts(value: Any) -> Any:
+    return [_text(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+Text = Annotated[str, BeforeValidator(_text)]
+Texts = Annotated[tuple[str, ...], BeforeValidator(_texts)]
+
+
 class Column(_Part):
     """A column, or an array of several. Numbers without a range are left as they are."""
 
     range: tuple[float, float] | None = None
     """Numbers from here to there become -1 to 1; values outside are moved to the nearer end."""
-    categories: tuple[str, ...] | None = Field(default=None, min_length=1, max_length=MOST_CATEGORIES)
+    categories: Texts | None = Field(default=None, min_length=1, max_length=MOST_CATEGORIES)
     """Each becomes a feature that is 1 in rows with this value and 0 in the others."""
     missing: float | str | None = None
     """Replaces missing values. Without it they are refused."""
     width: int | None = Field(default=None, ge=1)
     """Number of features of an array or of a sparse table; default: as many as the file has."""
-
-    @field_validator("categories", mode="before")
-    @classmethod
-    def _as_text(cls, value: Any) -> Any:
-        return [_text(item) for item in value] if isinstance(value, list | tuple) else value
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Column:
@@ -63,13 +66,13 @@ class Column(_Part):
 
 
 class Schema(_Part):
-    label: str = ""
+    label: Text = ""
     """The column with the classes."""
-    classes: tuple[str, ...] | None = Field(default=None, min_length=2)
+    classes: Texts | None = Field(default=None, min_length=2)
     """The classes in order; default: those in the file, whose names are then public."""
-    client: str = ""
+    client: Text = ""
     """The column that names the client of a row; "": the data names no clients."""
-    split: str = ""
+    split: Text = ""
     """The column that says train or test; "": test rows are drawn."""
     test_fraction: float = Field(default=0.2, gt=0, lt=1)
     """Share of the rows that is drawn as test rows."""
@@ -77,16 +80,6 @@ class Schema(_Part):
     """Seed of that draw."""
     columns: dict[str, Column] | None = Field(default=None, min_length=1)
     """The columns that become features, in this order; default: all others, which must be numbers."""
-
-    @field_validator("label", "client", "split", mode="before")
-    @classmethod
-    def _names_are_text(cls, value: Any) -> Any:
-        return _text(value)
-
-    @field_validator("classes", mode="before")
-    @classmethod
-    def _classes_are_text(cls, value: Any) -> Any:
-        return [_text(item) for item in value] if isinstance(value, list | tuple) else value
 
     @field_validator("columns", mode="before")
     @classmethod
