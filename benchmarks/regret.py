@@ -37,7 +37,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--partition", default=default.partition)
     add("--clients", type=int, default=default.clients)
     add("--device", choices=["cpu", "cuda"], default=default.device)
-    add("--lanes", type=int, help="lanes per pack; default: as in a sweep")
     values = vars(parser.parse_args(arguments))
     collect, report = values.pop("collect"), values.pop("json")
     if collect:

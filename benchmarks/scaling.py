@@ -131,7 +131,7 @@ def made_up(trial: TrialSpec) -> LaneResult:
 def run(folder: Path | str, trials: int, count_uploads: Callable[[Any], None] | None = None) -> dict[str, float]:
     """A whole sweep, as `fedsweep run` does it, without its tables. `count_uploads`: is called with the location."""
     planned = study(trials)
-    memory, began, processor = _resident(), time.perf_counter(), time.process_time()
+    memory, began, processor = _status_field("VmRSS"), time.perf_counter(), time.process_time()
     location = results_location(folder)
     if count_uploads is not None:
         count_uploads(location)
@@ -149,7 +149,7 @@ def run(folder: Path | str, trials: int, count_uploads: Callable[[Any], None] | 
         assert sweep.finished
         count = len(sweep.known)
         used, wall = time.process_time() - processor - others, time.perf_counter() - began
-        peak = _peak() - memory
+        peak = _status_field("VmHWM") - memory
     size = (Path(str(folder).removeprefix("file://")) / "ledger.sqlite").stat().st_size
     return {
         "trials": count,
@@ -259,14 +259,6 @@ def key_insertions() -> dict[str, float]:
 def _status_field(name: str) -> int:
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
     return int(line.split()[1]) * 1024
-
-
-def _resident() -> int:
-    return _status_field("VmRSS")
-
-
-def _peak() -> int:
-    return _status_field("VmHWM")
 
 
 # ---- every step in its own process

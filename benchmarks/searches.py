@@ -37,7 +37,7 @@ TABLES = {
 """Files and their methods."""
 BUDGETS = ("searched", "contest only", "no trial")
 """What runs at a budget: search and contest, a contest of predicted configurations, or nothing."""
-MEAN_BAR, P95_BAR = 0.3, 0.8
+MEAN_BAR = 0.3
 COLUMNS = 3
 """Panels in a row of the figure."""
 

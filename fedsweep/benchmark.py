@@ -56,7 +56,7 @@ class LiveTask:
         self._prepared = PreparedStudy.prepare(given.model_copy(update={"seeds": in_seeds}))
         self.cell = _only_cell(self._prepared.cells, method, epsilon, setting)
         self.seeds, self.split = tuple(seeds), split
-        self._runner = Runner(device, None)
+        self._runner = Runner(device)
 
     @property
     def space(self) -> SearchSpace:

@@ -63,8 +63,6 @@ class RegretOptions:
     partition: str = "dirichlet:0.5"
     clients: int = 20
     device: Literal["cpu", "cuda"] = "cpu"
-    lanes: int | None = None
-    """Lanes per pack; default: as in a sweep."""
 
 
 @dataclass(frozen=True)
@@ -90,10 +88,10 @@ class Evaluated(NamedTuple):
 class Runner:
     """Runs trials and searches in this process. Trials that several searches share run once."""
 
-    def __init__(self, device: str, lanes: int | None) -> None:
+    def __init__(self, device: str) -> None:
         gpus = 1.0 if device == "cuda" else 0.0
         self.device = device
-        self.size = Capacity(FederationSize(1, 1.0, gpus), 1, lanes or AUTO_LANES[device])
+        self.size = Capacity(FederationSize(1, 1.0, gpus), 1, AUTO_LANES[device])
         self.outcomes: dict[str, Outcome] = {}
         self.correct: dict[str, bytes] = {}
         """Which test rows a trial classifies correctly, as packed bits."""
@@ -214,7 +212,7 @@ def _study(options: RegretOptions, method: str, repetition: int, *, warm: bool) 
 
 def regrets(options: RegretOptions, method: str) -> list[dict[str, Any]]:
     """The regrets of all strategies at every budget, over the repetitions: one entry per cell."""
-    runner, start = Runner(options.device, options.lanes), time.perf_counter()
+    runner, start = Runner(options.device), time.perf_counter()
     choices: list[Choice] = []
     pools: dict[float, dict[str, Configuration]] = {epsilon: {} for epsilon in options.epsilons}
     for repetition in range(1, options.repetitions + 1):

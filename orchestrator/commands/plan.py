@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -27,7 +28,7 @@ def plan(
     loaded = loaded.model_copy(update={"resources": reading.changed_resources(loaded.resources, resource or [])})
     with reading.errors_name_lines(text, study):
         planned = planning.plan(loaded, _nodes(address) if address else None)
-    show(planned.as_dict(), json, [planned.as_text()])
+    show(asdict(planned), json, [planned.as_text()])
 
 
 def _nodes(address: str) -> list[dict[str, float]]:

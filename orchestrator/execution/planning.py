@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from orchestrator.execution import machine_speed
 from orchestrator.execution.cell_search import CellSearch
@@ -57,9 +56,6 @@ class Plan:
     """For every data set and partition, how many clients there are, and where they come from."""
     notes: list[str]
     """Settings of the study that may not have the expected effect."""
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     @property
     def _busy(self) -> str:

@@ -20,7 +20,7 @@ from orchestrator.study.adaptive_defaults import with_defaults
 from orchestrator.study.cell_id import SettingId
 from orchestrator.study.errors import invalid
 from orchestrator.study.settings.data import DataSettings
-from orchestrator.study.settings.method import MethodSettings, model_text
+from orchestrator.study.settings.method import MethodSettings, ModelText
 from orchestrator.study.settings.preprocess import PreprocessSettings
 from orchestrator.study.settings.privacy import PrivacyStudySettings
 from orchestrator.study.settings.resources import ResourceSettings
@@ -51,7 +51,7 @@ class Study(Section):
     nor a number of clients is given: explicit if the data set names clients, else dirichlet:0.5."""
     clients: Clients = partition.CLIENTS
     """Number of clients; auto, or not given with the partition explicit: as many as the data set names."""
-    model: str = "softmax"
+    model: ModelText = "softmax"
     """The head that is trained on the features: softmax, mlp:HIDDEN (one hidden layer), or a generalised linear model
     (logistic, multinomial, poisson); auto: the model that simulated data were drawn from. A mapping {network, cut,
     train} trains layers of a network, too; see train-layers.md."""
@@ -121,11 +121,6 @@ class Study(Section):
         if isinstance(value, list):
             raise ValueError("it is the one metric that ranks configurations; list further ones under metrics")
         return value
-
-    @field_validator("model", mode="before")
-    @classmethod
-    def _model_as_text(cls, value: Any) -> Any:
-        return model_text(value)
 
     @field_validator("methods", mode="before")
     @classmethod

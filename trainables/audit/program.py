@@ -73,7 +73,7 @@ class Planted:
     classes: int
 
     @classmethod
-    def plant(cls, data: FeatureSet, canaries: int, adjacency: Adjacency, norm: float, seed: int) -> Planted:
+    def plant(cls, data: FeatureSet, canaries: int, adjacency: Adjacency, seed: int) -> Planted:
         rng = np.random.default_rng(seed)
         rows = rng.choice(len(data.y_train), canaries, replace=False)
         labels, coins = rng.integers(0, data.classes, canaries), 2 * rng.integers(0, 2, canaries) - 1
@@ -81,7 +81,7 @@ class Planted:
         x[:, : data.features], y = np.asarray(data.x_train), data.y_train.copy()
         x[rows], y[rows] = 0, labels
         signs = coins if adjacency == "replace-one" else (coins + 1) / 2
-        x[rows, data.features + np.arange(canaries)] = norm * signs
+        x[rows, data.features + np.arange(canaries)] = NORM * signs
         return cls(x, y, coins, labels, data.features, data.classes)
 
     def scores(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -99,11 +99,10 @@ def audit_program(
     epsilon: float,
     delta: float,
     *,
-    adjacency: Adjacency = "replace-one",
-    canaries: int = 500,
-    norm: float = NORM,
+    adjacency: Adjacency,
+    canaries: int,
     folder: Path,
-    seed: int = 0,
+    seed: int,
 ) -> ProgramAudit:
     """Run `command` once. It is called with the feature file and the output folder as its last two arguments."""
     in_range(0, float("inf"), "()", epsilon=epsilon)
@@ -111,7 +110,7 @@ def audit_program(
     in_range(30, len(data.y_train), canaries=canaries)
     if not isinstance(data.x_train, np.ndarray):
         raise UserError(f"data {data.name} stays on disk, so canaries cannot replace its rows")
-    planted = Planted.plant(data, canaries, adjacency, norm, seed)
+    planted = Planted.plant(data, canaries, adjacency, seed)
     out = folder / "out"
     out.mkdir(parents=True, exist_ok=True)
     empty = np.zeros((len(data.y_test), canaries), np.float32)

@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from orchestrator.search.surface.gaussian_process import noise_variance
 from orchestrator.search.surface.model import Surface
 
 Array = NDArray[np.float64]
@@ -53,7 +54,7 @@ def next_batch(budgets: Sequence[Candidates], count: int, optimism: float) -> li
         limits.append(limits[-1] + len(top))
     joined, label = np.concatenate(inputs), np.concatenate(labels)
     mean, variance, whitened = surface.process.predict(joined, label)
-    noise = surface.process.noise_variance(joined[:, 0], np.clip(-mean / 10, 0, 1.5))
+    noise = noise_variance(surface.process.parameters, joined[:, 0], np.clip(-mean / 10, 0, 1.5))
     reductions: list[Array] = []
     chosen: list[tuple[int, int]] = []
     free = np.ones(len(joined), dtype=bool)

@@ -155,11 +155,8 @@ class GaussianProcess:
         variance = self._amplitude + self._budget + CONSTANT - (whitened * whitened).sum(0)
         return covariances @ self._weights, np.maximum(variance, 1e-9), whitened
 
-    def noise_variance(self, noise: Array, gaps: Array) -> Array:
-        return _noise_variance(self.parameters, noise, gaps)
 
-
-def _noise_variance(parameters: Array, noise: Array, gaps: Array) -> Array:
+def noise_variance(parameters: Array, noise: Array, gaps: Array) -> Array:
     return np.exp(2 * (parameters[1] + parameters[2] * noise + parameters[3] * gaps)) + JITTER
 
 
@@ -168,7 +165,7 @@ def _covariance(data: Data, parameters: Array, mapped: Array) -> tuple[Array, Ar
     k, slope = matern_and_slope(mapped, mapped)
     factor = math.exp(2 * parameters[0]) + math.exp(2 * parameters[4]) * _same(data.seeds)
     covariance = factor * k + math.exp(2 * parameters[5]) * _same(data.budgets) + CONSTANT
-    covariance[np.diag_indices(len(covariance))] += _noise_variance(parameters, data.noise, data.gaps)
+    covariance[np.diag_indices(len(covariance))] += noise_variance(parameters, data.noise, data.gaps)
     return covariance, k, factor * slope
 
 
@@ -192,7 +189,7 @@ def _loss(parameters: Array, data: Data, prior: Prior) -> tuple[float, Array]:
     gradient[0] = 2 * math.exp(2 * parameters[0]) * of_k.sum()
     gradient[4] = 2 * math.exp(2 * parameters[4]) * (of_k * _same(data.seeds)).sum()
     gradient[5] = 2 * math.exp(2 * parameters[5]) * (sensitivity * _same(data.budgets)).sum()
-    own = np.diag(sensitivity) * (_noise_variance(parameters, data.noise, data.gaps) - JITTER)
+    own = np.diag(sensitivity) * (noise_variance(parameters, data.noise, data.gaps) - JITTER)
     gradient[1:4] = 2 * own.sum(), 2 * (own * data.noise).sum(), 2 * (own * data.gaps).sum()
     # the squared distance is |A (x - y)|^2: its gradient needs the weighted sum of (x - y)(x - y)^T
     pairs, x = sensitivity * slope, data.inputs

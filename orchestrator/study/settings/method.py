@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 import search_spaces
 from orchestrator.section import Section
@@ -24,7 +24,7 @@ LARGEST_GRID = 100_000
 """Most configurations of a method in one stage: more than anyone runs, and still planned in seconds."""
 
 
-def model_text(value: Any) -> Any:
+def _model_text(value: Any) -> Any:
     """A network may be written as a mapping; as text it is part of a trial."""
     if not isinstance(value, dict):
         return value
@@ -32,6 +32,9 @@ def model_text(value: Any) -> Any:
         return NetworkSettings.from_mapping(value).text
     except UserError as error:
         raise ValueError(str(error).removeprefix("model: ")) from None
+
+
+ModelText = Annotated[str, BeforeValidator(_model_text)]
 
 
 class SpaceSettings(Section):
@@ -67,7 +70,7 @@ class MethodSettings(Section):
     """Instead of the study's."""
     precision: Precision | None = None
     """Instead of the study's."""
-    model: str | None = None
+    model: ModelText | None = None
     """Instead of the study's: a table can show a head alone and with trained layers."""
     search_space: SpaceSettings | None = None
     """In place of the packaged one. A file named after the method, next to the study file, has the same effect."""
@@ -93,11 +96,6 @@ class MethodSettings(Section):
         if not isinstance(value, cls | dict) or (isinstance(value, dict) and "name" not in value):
             raise ValueError("it should be the name of a method, or one name with its changes")
         return value
-
-    @field_validator("model", mode="before")
-    @classmethod
-    def _model_as_text(cls, value: Any) -> Any:
-        return model_text(value)
 
     @field_validator("name")
     @classmethod
