@@ -1,0 +1,118 @@
+"""Time of one round's gradients of a linear head, for narrow and wide features, plain and centred, alone and in packs.
+
+    python -m benchmarks.heads OUT.json [--device cuda]
+
+Runs in one process without Ray, on a CPU with one thread. The share of the GEMM rate is the time of the two matrix
+products of the same shapes in torch, divided by the time of the whole computation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from trainables.models import centring
+from trainables.models.centres import Centres
+from trainables.models.lanes import SHAPES
+from trainables.models.shard import Shard
+from trainables.models.softmax import SoftmaxHead
+
+SHAPES_MEASURED = ((64, 10), (1280, 10), (768, 100))
+ROWS = {"cpu": 4_500, "cuda": 45_000}
+CLIENTS, CENTRES = 20, 20
+LANES = {"cpu": 64, "cuda": 256}
+PACKS = {"cpu": (8, 32, 128), "cuda": (8, 32, 128, 2048)}
+
+
+def gradient_seconds(head: SoftmaxHead, shard: Shard, theta: torch.Tensor, clip: torch.Tensor) -> float:
+    return best_seconds(lambda: centring.clipped_gradient_sum(head, shard, theta, clip), theta.device.type, 3)
+
+
+def best_seconds(call: Callable[[], object], device: str, repetitions: int) -> float:
+    """On a CPU, of processor time: other programs may run there."""
+    seconds, clock = [], time.perf_counter if device == "cuda" else time.process_time
+    for _ in range(repetitions + 1):  # the first is a warm-up
+        began = clock()
+        call()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(clock() - began)
+    return min(seconds[1:])
+
+
+def shard_of(features: int, classes: int, device: str) -> Shard:
+    rng = np.random.default_rng(0)
+    rows = ROWS[device] // CLIENTS
+    parts = [
+        (rng.standard_normal((rows, features), dtype=np.float32), rng.integers(0, classes, rows))
+        for _ in range(CLIENTS)
+    ]
+    return Shard.build(parts, device)
+
+
+def of_lanes(head: SoftmaxHead, lanes: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    theta = 0.01 * torch.randn(lanes, head.dimension, generator=torch.Generator().manual_seed(0))
+    return theta.to(device), torch.full((lanes,), 1.0, device=device)
+
+
+def products_alone(features: int, classes: int, lanes: int, device: str) -> float:
+    """Seconds of x W and x^T R, for all rows and lanes."""
+    block = SHAPES[device].lanes
+    rows = ROWS[device] if device == "cuda" else SHAPES[device].rows(classes)
+    x = torch.randn(rows, features, device=device)
+    w, r = torch.randn(features, classes * block, device=device), torch.randn(rows, classes * block, device=device)
+    out, back = torch.empty_like(r), torch.empty_like(w)
+
+    def both() -> None:
+        torch.mm(x, w, out=out)
+        torch.mm(x.T, r, out=back)
+
+    return best_seconds(both, device, 5) * ROWS[device] / rows * lanes / block
+
+
+def measure(device: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for features, classes in SHAPES_MEASURED:
+        head, lanes = SoftmaxHead(features, classes), LANES[device]
+        shard, (theta, clip) = shard_of(features, classes, device), of_lanes(head, lanes, device)
+        means = 0.1 * np.random.default_rng(1).standard_normal((CENTRES, features)).astype(np.float32)
+        centred = shard.with_centres(Centres.of(means[np.arange(lanes) % CENTRES], device))
+        plain_s = gradient_seconds(head, shard, theta, clip)
+        centred_s = gradient_seconds(head, centred, theta, clip)
+        found[f"{features} x {classes}"] = {
+            "us_per_lane": 1e6 * plain_s / lanes,
+            "gemm_share": products_alone(features, classes, lanes, device) / plain_s,
+            "centred_ratio": centred_s / plain_s,
+        }
+        print(features, classes, found[f"{features} x {classes}"], flush=True)
+    head, shard = SoftmaxHead(64, 10), shard_of(64, 10, device)
+    for lanes in PACKS[device]:
+        theta, clip = of_lanes(head, lanes, device)
+        seconds = gradient_seconds(head, shard, theta, clip)
+        found[f"{lanes} lanes"] = {"us_per_lane": 1e6 * seconds / lanes}
+        print(lanes, found[f"{lanes} lanes"], flush=True)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    machine = torch.cuda.get_device_name() if options.device == "cuda" else platform.machine()
+    with torch.inference_mode():
+        found = measure(options.device)
+    options.out.write_text(json.dumps({"machine": machine, "torch": torch.__version__, "rows": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
