@@ -6,11 +6,11 @@
 #   make fuzz       test all input parsers with ten thousand malformed inputs of each kind
 #   make mutants    insert small faults into the code and count those that the fast tests miss
 #   make goldens    recompute the golden results and tables, and list the changes
-#   make chaos      fault-injection tests (about 45 minutes)
+#   make chaos      fault-injection tests (about an hour)
 #   make nodes      tests on clusters of several nodes on this machine, and on S3
 #   make sums       repeat the tests against oracles with other kernels and summation orders
 #   make audits     privacy audits of every method under every option, and long tests of all methods
-#   make audit-examples  audit an Opacus script and a Flower app, honest and with planted faults
+#   make audit-examples  audit an Opacus script and a Flower app, as they are and with planted faults
 #   make data       download the papers' data and extract features
 #   make table3     reproduce table 3 of the main paper
 #   make reproduce  run the papers' studies and compare with the papers (about an hour on a large GPU)
