@@ -658,7 +658,7 @@ class Cluster:
         return self._start(f"--address={self.address}", f"--num-cpus={self._cpus}", *named, **variables)
 
     def drain(self, name: str, seconds: int) -> None:
-        """Tell the cluster that a node will be lost after this time, like a cloud that takes back a spot instance."""
+        """Tell the cluster that a node will be lost after this time, like a cloud that preempts a spot instance."""
         find = (
             f"import ray; ray.init({self.address!r}, logging_level=40, log_to_driver=False); "
             f"print(*[n['NodeID'] for n in ray.nodes() if n['Alive'] and n['NodeName'] == {name!r}])"

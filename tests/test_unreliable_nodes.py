@@ -1,4 +1,4 @@
-"""Nodes that have other code, cannot start anything, hang, or are taken back with a short notice: the study goes on and
+"""Nodes that have other code, cannot start anything, hang, or are preempted with a short notice: the study goes on and
 gives the same bytes as an undisturbed run."""
 
 import json
@@ -346,7 +346,7 @@ def test_a_node_that_is_ten_times_slower(tmp_path, tally):
     assert ratio <= 1.3
 
 
-# ---- nodes that are taken back
+# ---- preempted nodes
 
 SPOT = """\
 name: spot
@@ -378,7 +378,7 @@ NO_COPIES = "from orchestrator.execution import scheduler; scheduler.COPY_TIMES 
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("notice", [True, False])
-def test_a_node_is_taken_back(folder, calm, notice, tally, tmp_path):
+def test_a_node_is_preempted(folder, calm, notice, tally, tmp_path):
     """With 15 s notice its pack is handed back with a checkpoint, at most one round is computed twice, and nothing new
     starts there. Without notice, the rounds since the last checkpoint are lost. A new node joins either way. Rounds are
     counted where they are computed."""
@@ -398,7 +398,7 @@ def test_a_node_is_taken_back(folder, calm, notice, tally, tmp_path):
                 assert time.monotonic() < deadline
                 chaos.wait_until(lambda: not leaving.processes("client host"), "its federation has ended")
                 assert time.monotonic() < deadline
-            tally.add("node taken back, " + ("15 s notice" if notice else "no notice"), "coarse")
+            tally.add("node preempted, " + ("15 s notice" if notice else "no notice"), "coarse")
             cluster.lose(leaving)
             cluster.add("joins")
             finished(driver, calm)
