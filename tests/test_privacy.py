@@ -359,7 +359,7 @@ def test_what_the_page_says_of_samples_users_and_fednew():
     some, all_of_them = users(0.1), users(1.0)
     less = max(some.noise_std.values()) / max(all_of_them.noise_std.values())
     unsampled = some.unsampled["secure-aggregation"]
-    assert f"ε = 1 ({unsampled:.1f} unsampled) and zero-out" in text
+    assert f"ε = 1 ({unsampled:.1f} with known participants) and zero-out" in text
     assert f"the noise of the sum is {less:.3f} times that of full participation" in text
     assert f"the noise of the mean is {10 * less:.2f} times as large" in text
     for clip, sentence in ((1.0, "at most {:.0f} (with"), (2.0, "(with C₂ = 2: {:.1f})")):
