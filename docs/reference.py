@@ -7,6 +7,7 @@ import inspect
 import itertools
 import re
 from collections.abc import Iterable
+from enum import Enum
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -109,7 +110,8 @@ def _options(command: Any) -> str:
 
 def _choices(parameter: Any) -> str:
     descriptor = getattr(parameter, "type_descriptor", None)
-    choices = get_args(descriptor.annotation) if descriptor is not None else ()
+    annotation = getattr(descriptor, "annotation", None)
+    choices = annotation if inspect.isclass(annotation) and issubclass(annotation, Enum) else get_args(annotation)
     values = [value for value in choices if isinstance(value, str)]
     return f" One of {', '.join(f'`{value}`' for value in values)}." if values else ""
 

@@ -28,7 +28,9 @@ def export(
     folder: Folder,
     to: Annotated[
         Format,
-        typer.Option("--to", help="parquet writes every trial by round and a data card, for benchmarking tuners."),
+        typer.Option(
+            "--to", help="Format or tool; parquet: every trial by round and a data card, to benchmark tuners."
+        ),
     ] = Format.PARQUET,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Output folder.  [default: DIR/export, or a folder in it]")

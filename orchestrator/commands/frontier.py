@@ -21,19 +21,19 @@ def frontier(
     folder: Folder,
     method: Annotated[str | None, typer.Option(help="Only this method, by its name in the tables.")] = None,
     epsilon: Annotated[
-        list[float] | None, typer.Option(help="Budgets to answer for, searched or not; repeatable.  [default: a curve]")
+        list[float] | None, typer.Option(help="Budget to predict for, searched or not; repeatable.  [default: a curve]")
     ] = None,
     reach: Annotated[
-        float | None, typer.Option(metavar="SCORE", help="Find the smallest eps whose expected score reaches this.")
+        float | None, typer.Option(metavar="SCORE", help="Find the smallest eps whose predicted score reaches this.")
     ] = None,
-    delta: Annotated[float | None, typer.Option(help="Another delta than the study's.")] = None,
-    release: Annotated[Release | None, typer.Option(help="Another release model than the study's.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Delta.  [default: the study's]")] = None,
+    release: Annotated[Release | None, typer.Option(help="Release model.  [default: the study's]")] = None,
     rounds: Annotated[
         int | None, typer.Option(help="Only configurations with this many rounds; for studies that search the rounds.")
     ] = None,
     confirm: Annotated[
         int,
-        typer.Option(metavar="SEEDS", help="Train the answers of --epsilon and --reach on this many new seeds."),
+        typer.Option(metavar="SEEDS", help="Train the configurations of --epsilon and --reach on this many new seeds."),
     ] = 0,
     figure: Annotated[bool, typer.Option(help="Draw the curve with its band into DIR/figures/frontier.svg.")] = False,
     json: Json = False,
@@ -42,8 +42,8 @@ def frontier(
 
     For results of the strategy `surface`.
 
-    The score is the validation score that a model, fitted to all trials of the search and the contests, expects of the
-    best configuration. Its band is two standard deviations wide on either side."""
+    A model fitted to all trials of the search and the contests predicts the validation score of the best configuration,
+    with a band of two standard deviations on either side."""
     from orchestrator.execution.frontier import confirmed, draw_frontier, read_surfaces
 
     study, surfaces = read_surfaces(folder)

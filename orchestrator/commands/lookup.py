@@ -14,10 +14,10 @@ from trainables.errors import UserError
 
 def lookup(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Table written by `fedsweep export`.")],
-    method: Annotated[str, typer.Option(help="Method of the table, or its label.")],
-    epsilon: Annotated[float, typer.Option(help="Privacy budget of the table.")],
+    method: Annotated[str, typer.Option(help="Method in the table, by name or label.")],
+    epsilon: Annotated[float, typer.Option(help="Privacy budget in the table.")],
     setting: Annotated[str | None, typer.Option(help="Data, backbone and partition.  [default: the only one]")] = None,
-    split: Annotated[str, typer.Option(help="Rows of the scores: validation or test.")] = "validation",
+    split: Annotated[str, typer.Option(help="Scores on the validation or the test rows.")] = "validation",
     hyperparameters: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Only configurations with this value; repeatable."),

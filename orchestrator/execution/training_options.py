@@ -42,7 +42,7 @@ class TrainingOptions:
     rounds: Annotated[int, "Number of federated rounds."] = 70
     clients: Annotated[
         Clients | None,
-        "Number of clients; auto: as many as the data set names.  [default: auto with the partition explicit, else 20]",
+        "Number of clients.  [default: auto (as many as the data set names) with the partition explicit, else 20]",
     ] = None
     partition: Annotated[
         str | None,
@@ -62,9 +62,9 @@ class TrainingOptions:
     defaults: Annotated[
         Defaults,
         "Defaults of --clip, --center, --scale and --aggregate. adaptive: features are scaled and centred privately, "
-        "clients are weighted by their numbers of rows (record level), and the clip is 3. paper: as in the main paper: "
-        "no scaling, no centring, equal weights, clip 10. Any of --center, --center-bound, --scale and --length "
-        "replaces scaling and centring as a whole.",
+        "clients are weighted by their numbers of rows (record level), and the clip is 3. paper: no scaling, no "
+        "centring, equal weights, clip 10, as in the DP-FedSOFIM paper. Any of --center, --center-bound, --scale and "
+        "--length replaces scaling and centring as a whole.",
     ] = "adaptive"
     clip: Annotated[
         float | None, "l2 bound on a per-example gradient; at user level, on a client's update.  [default: --defaults]"

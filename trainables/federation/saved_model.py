@@ -138,8 +138,8 @@ class SavedModel:
         return head.scores(rows, torch.tensor(self.weights)).numpy()
 
     def to_torch(self, backbone: str = "") -> TorchModel:
-        """The model as a torch module, backbone and head; only the head, which takes features, if the model does not
-        know its backbone. `backbone`: MODULE:FUNCTION, if the backbone is a function of yours, which is then called."""
+        """The model as a torch module, backbone and head; only the head, which takes features, if the model records no
+        backbone. `backbone`: MODULE:FUNCTION, if the backbone is a function of yours, which is then called."""
         from trainables.federation.torch_model import TorchModel, backbone_of
 
         head = models.parse(self.model, features=self.features, classes=self.classes)
