@@ -23,8 +23,8 @@ from trainables.models import kernels
 # share of a core's rate for matrix products that trial-rounds reach (measured by fedsweep bench)
 GEMM_SHARE = {"compiled": 0.6, "torch": 0.4}
 GPU_RATE = 8.7e12  # operations per second of trial-rounds on one H200 with 2,048 lanes (docs/scaling.md)
-START_S = 12
-DISTINCT = 100  # most placeholders for the configurations of a stage that are not known yet
+START_S = 12  # to start Ray and the federations
+MAX_PLACEHOLDERS = 100  # distinct configurations that stand in for those of a stage that are not known yet
 PROCESS_BYTES = 350 << 20  # a Python process that has imported torch
 
 
@@ -37,9 +37,9 @@ class Plan:
     trials: dict[str, int]
     """By stage; a trial that several cells or stages share counts once, as in `run`."""
     exact: bool
-    """Whether exactly these trials run if none fails; otherwise the number depends on results."""
+    """Whether exactly these trials run if none fails. If False, the number depends on results."""
     may_add_stages: bool
-    """Whether stages may follow that are not counted: finer grids, if results call for them."""
+    """Whether results can add stages that are not counted: finer grids."""
     packs: dict[str, int]
     trial_rounds: int
     seconds: float
@@ -51,7 +51,7 @@ class Plan:
     device: str
     where: str
     load: float
-    """Load of this machine by other programs."""
+    """Load average of this machine; 0 for a GPU or a cluster."""
     clients: list[str]
     """For every data set and partition, how many clients there are, and where they come from."""
     notes: list[str]
@@ -68,7 +68,7 @@ class Plan:
         return "\n".join(
             [
                 f"study {self.study}: {self.cells} cell{'s' if self.cells > 1 else ''}"
-                + (f", each searched with {self.strategies} strategies" if self.strategies > 1 else ""),
+                + (f", each searched with {self.strategies} variants" if self.strategies > 1 else ""),
                 *self.clients,
                 f"trials: {'' if self.exact else 'about '}{sum(self.trials.values())} ({stages})"
                 + (", and more where a winner calls for a finer grid" if self.may_add_stages else ""),
@@ -90,7 +90,8 @@ class Plan:
 
 
 def plan(study: Study, nodes: Sequence[dict[str, float]] | None = None) -> Plan:
-    """For this machine, or for nodes with these resources and processors like this machine's."""
+    """Plan for this machine, or for `nodes` with these resources, whose cores are assumed to be as fast as this
+    machine's."""
     prepared = PreparedStudy.prepare(study)
     study = prepared.study
     available = nodes
@@ -107,77 +108,80 @@ def plan(study: Study, nodes: Sequence[dict[str, float]] | None = None) -> Plan:
     ]
     trials: Counter[str] = Counter()
     packs: Counter[str] = Counter()
-    known: set[str] = set()
+    counted: set[str] = set()
     rounds = 0
-    flops = overhead = 0.0
+    operations = overhead_s = 0.0
     device = capacity.size.device
     for stage in study.stages:
-        candidates = {trial.key: trial for search in searches for trial in _stage_trials(search, stage)}
-        members = [trial for key, trial in candidates.items() if key not in known]
-        known.update(trial.key for trial in members)
-        if not members:
+        by_key = {trial.key: trial for search in searches for trial in _stage_trials(search, stage)}
+        new_trials = [trial for key, trial in by_key.items() if key not in counted]
+        counted.update(by_key)
+        if not new_trials:
             continue
-        # the trials of a stage that opens at once are known: those that searches share count once
+        # the trials of a stage that starts at once are known, so those that searches share count once
         opened = any(stage in search.stages for search in searches)
-        trials[stage] = len(members) if opened else sum(search.trials_to_come().get(stage, 0) for search in searches)
-        made = make_packs(members, capacity)
-        packs[stage] = len(made)
-        for pack in made:
+        trials[stage] = len(new_trials) if opened else sum(search.trials_to_come().get(stage, 0) for search in searches)
+        stage_packs = make_packs(new_trials, capacity)
+        packs[stage] = len(stage_packs)
+        for pack in stage_packs:
             problem = prepared.problems[pack[0].problem.key]
             rounds += sum(trial.last_round for trial in pack)
             cost = PackCost.of(pack, problem, device)
-            flops, overhead = flops + cost.operations, overhead + cost.overhead_s
-    load, slowdown = 0.0, 1.0
-    if device == "cuda":
-        overhead = 0.0
-        rate = GPU_RATE * capacity.federations * capacity.size.gpus_per_host * capacity.size.hosts
-    else:
-        processes = capacity.federations * capacity.size.hosts
-        load = os.getloadavg()[0] if nodes is None else 0.0
-        slowdown = contention(load, processes, os.cpu_count() or 1) if nodes is None else 1.0
-        rate = machine_speed.gemm_rate() * GEMM_SHARE[kernels.chosen("cpu")] * processes / slowdown
-        overhead *= slowdown / processes
-    seconds = START_S * slowdown + flops / rate + overhead
+            operations += cost.operations
+            overhead_s += cost.overhead_s
+    load = os.getloadavg()[0] if device == "cpu" and nodes is None else 0.0
     return Plan(
-        study.name,
-        len(prepared.cells),
-        len(study.variants),
-        dict(trials),
-        study.trials_are_exact,
-        study.may_add_stages,
-        dict(packs),
-        rounds,
-        seconds,
-        _memory(prepared, capacity),
-        machine_bytes() if nodes is None else sum(int(node.get("memory", 0)) for node in nodes) or 1 << 62,
-        capacity.federations,
-        capacity.size.hosts,
-        capacity.size.device,
-        "this machine" if nodes is None else f"a cluster of {len(nodes)} nodes",
-        load,
-        prepared.clients(),
-        advice(study),
+        study=study.name,
+        cells=len(prepared.cells),
+        strategies=len(study.variants),
+        trials=dict(trials),
+        exact=study.trials_are_exact,
+        may_add_stages=study.may_add_stages,
+        packs=dict(packs),
+        trial_rounds=rounds,
+        seconds=_seconds(operations, overhead_s, capacity, load if nodes is None else None),
+        bytes=_memory(prepared, capacity),
+        machine_bytes=machine_bytes() if nodes is None else sum(int(n.get("memory", 0)) for n in nodes) or 1 << 62,
+        federations=capacity.federations,
+        hosts=capacity.size.hosts,
+        device=device,
+        where="this machine" if nodes is None else f"a cluster of {len(nodes)} nodes",
+        load=load,
+        clients=prepared.clients(),
+        notes=advice(study),
     )
 
 
+def _seconds(operations: float, overhead_s: float, capacity: Capacity, load: float | None) -> float:
+    """Estimated duration. `load`: the load average of this machine; None for a cluster, where it is not known."""
+    if capacity.size.device == "cuda":
+        gpus = capacity.federations * capacity.size.gpus_per_host * capacity.size.hosts
+        return START_S + operations / (GPU_RATE * gpus)
+    processes = capacity.federations * capacity.size.hosts
+    slowdown = 1.0 if load is None else contention(load, processes, os.cpu_count() or 1)
+    rate = machine_speed.gemm_rate() * GEMM_SHARE[kernels.chosen("cpu")] * processes / slowdown
+    return START_S * slowdown + operations / rate + overhead_s * slowdown / processes
+
+
 def _stage_trials(search: CellSearch, stage: str) -> list[TrialSpec]:
-    """The trials of a stage, if they do not depend on results; else as many placeholders."""
+    """The trials of a stage, or the same number of placeholders if the trials depend on results."""
     count = search.trials_to_come().get(stage, 0)
     if not count:
         return []
     fixed = search.variant.strategy.fixed_configurations(search.task)
     if stage in fixed:
         trials = search.trials(stage, fixed[stage])
-        if stage == next(iter(fixed)):  # opens at once
+        if stage == next(iter(fixed)):  # starts at once
             search.open(stage, trials)
         return trials
     space = search.cell.space
     grid = space.grid(space.coarse)
-    some = [grid[n * len(grid) // DISTINCT] for n in range(DISTINCT)] if len(grid) > DISTINCT else grid
+    if len(grid) > MAX_PLACEHOLDERS:
+        grid = [grid[n * len(grid) // MAX_PLACEHOLDERS] for n in range(MAX_PLACEHOLDERS)]
     if search.variant.strategy.publishes_only_winner:
-        placeholders = [search.cell.private_trial(each, 0, "validation") for each in some]
+        placeholders = [search.cell.private_trial(configuration, 0, "validation") for configuration in grid]
     else:
-        placeholders = search.trials(stage, some)
+        placeholders = search.trials(stage, grid)
     return [
         placeholders[n % len(placeholders)].model_copy(update={"code": f"{search.name} {stage} {n}"})
         for n in range(count)
@@ -191,7 +195,7 @@ def contention(load: float, processes: int, cores: int) -> float:
 
 def _memory(prepared: PreparedStudy, capacity: Capacity) -> int:
     """Memory of all processes: features in the driver, the object store and the hosts; the lanes' weights."""
-    data = {
+    feature_bytes = {
         p.data.fingerprint: (0 if isinstance(p.data.x_train, StoredRows) else p.data.x_train.nbytes)
         + p.data.x_test.nbytes
         for p in prepared.problems.values()
@@ -199,4 +203,4 @@ def _memory(prepared: PreparedStudy, capacity: Capacity) -> int:
     largest = max(problem.data.x_train.nbytes for problem in prepared.problems.values())
     processes = (2 + capacity.federations * (capacity.size.hosts + 2)) * PROCESS_BYTES
     lanes = lanes_bytes(capacity, prepared.most_weights)
-    return processes + 2 * sum(data.values()) + capacity.federations * largest + lanes
+    return processes + 2 * sum(feature_bytes.values()) + capacity.federations * largest + lanes
