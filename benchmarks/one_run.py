@@ -69,7 +69,7 @@ def row(release: Release, honest: list[OneRunAudit], weak: list[OneRunAudit]) ->
         "honest_runs": len(honest),
         "half_noise_caught": sum(one.caught for one in weak),
         "half_noise_runs": len(weak),
-        "detectable_noise": round(float(np.mean([one.noise for one in honest])), 3),
+        "detectable_noise": round(float(np.mean([one.detectable_noise for one in honest])), 3),
     }
 
 

@@ -160,8 +160,8 @@ def test_planned_noise_passes_and_a_fraction_of_it_is_caught(problem, settings, 
     assert honest.plain_epsilon <= honest.fdp_epsilon <= honest.epsilon <= epsilon
     assert honest.epsilon > 0.5 * epsilon
     assert honest.canaries == default_canaries(audited, problem)
-    assert honest.noise > 0.6
-    assert one_run_audit(audited, problem, noise_factor=0.95 * honest.noise, seed=1).caught
+    assert honest.detectable_noise > 0.6
+    assert one_run_audit(audited, problem, noise_factor=0.95 * honest.detectable_noise, seed=1).caught
 
 
 def test_lanes_are_audited_like_runs(problem):
@@ -222,7 +222,7 @@ def test_users_are_audited(users, method, aggregate):
     assert honest.canaries == 20
     assert not honest.caught
     assert honest.epsilon > 2
-    assert one_run_audit(audited, users, noise_factor=0.7 * honest.noise, seed=1).caught
+    assert one_run_audit(audited, users, noise_factor=0.7 * honest.detectable_noise, seed=1).caught
 
 
 @pytest.mark.parametrize("settings", [{"adjacency": "zero-out"}, {"release": "secure-aggregation"}])
@@ -231,7 +231,7 @@ def test_users_are_audited_under_other_claims(users, settings):
     honest = one_run_audit(audited, users)
     assert not honest.caught
     assert honest.epsilon > 4
-    assert one_run_audit(audited, users, noise_factor=0.7 * honest.noise, seed=1).caught
+    assert one_run_audit(audited, users, noise_factor=0.7 * honest.detectable_noise, seed=1).caught
 
 
 def test_honest_users_are_rarely_accused(users):
@@ -240,7 +240,7 @@ def test_honest_users_are_rarely_accused(users):
     trials = [audited.model_copy(update={"seed": seed}) for seed in range(50)]
     found = [one for seed in (1, 2) for one in audit_lanes(trials, users, seed=seed)]
     assert sum(one.caught for one in found) <= 11
-    assert all(one.noise == pytest.approx(detectable_ratio(20), rel=1e-3) for one in found)
+    assert all(one.detectable_noise == pytest.approx(detectable_ratio(20), rel=1e-3) for one in found)
 
 
 @pytest.mark.parametrize("adjacency", ["replace-one", "zero-out"])
@@ -255,7 +255,7 @@ def test_users_who_take_part_secretly_are_audited(users, adjacency):
     claimed = replace(honest, mu=honest.visible_mu * 2 / (honest.plan.mechanism[0].multiplier * honest.release_mu))
     if adjacency == "replace-one":
         assert claimed.epsilon == pytest.approx(5.0, rel=2e-3)
-    assert one_run_audit(audited, users, noise_factor=0.7 * honest.noise, seed=1).caught
+    assert one_run_audit(audited, users, noise_factor=0.7 * honest.detectable_noise, seed=1).caught
 
 
 def test_a_user_without_rows_must_contribute_nothing(users):

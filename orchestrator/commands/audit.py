@@ -40,8 +40,8 @@ def audit(
         str | None,
         typer.Argument(
             metavar="METHOD|DIR",
-            help="Method (see `fedsweep methods`), or a results folder, whose winner is audited in one training run: "
-            "only --cell, --canaries, --noise-factor, --seed and --json apply then.",
+            help="Method (see `fedsweep methods`), or a results folder, whose winner is audited in one training run "
+            "and which allows only --cell, --canaries, --noise-factor, --seed and --json.",
         ),
     ] = None,
     *,
@@ -52,7 +52,7 @@ def audit(
         typer.Option(
             metavar="CMD",
             help="Audit this program in one run instead: it is called with a feature file and an output folder, and "
-            "writes weights.npy or its releases (see the documentation).",
+            "writes weights.npy or its releases (see docs/audit.md).",
         ),
     ] = None,
     data: Annotated[
@@ -78,7 +78,7 @@ def audit(
     """Test the claimed budget by attacking the releases.
 
     The attack guesses from the releases whether a planted record took part in the training. Exits with 1 if they reveal
-    more than is claimed. With --release local one client is simulated.
+    more than the claim allows. With --release local one client is simulated.
     """
     if program is not None:
         refuse_options(context, WITH_PROGRAM, "--program: it trains as it likes")
@@ -179,7 +179,7 @@ def _audit_winner(
                 "epsilon": {"claimed": privacy.epsilon, "actual": actual, "at_least": result.epsilon},
                 "fdp_epsilon_at_least": None if result.sampled else result.fdp_epsilon,
                 "plain_epsilon_at_least": None if result.sampled else result.plain_epsilon,
-                "power": {"noise": result.noise},
+                "power": {"noise": result.detectable_noise},
                 "caught": result.caught,
             }
         )
@@ -199,7 +199,10 @@ def _audit_winner(
                 f"           eps at least {number(result.fdp_epsilon)} for any Gaussian-DP run, "
                 f"{number(result.plain_epsilon)} for any run: {result.correct} of {result.guesses} guesses are correct"
             )
-        echo(f"power      detects {result.noise:.2f} of the noise or less, {coin_bounds.CONFIDENCE:.0%} of the time")
+        echo(
+            f"power      detects {result.detectable_noise:.2f} of the noise or less, "
+            f"{coin_bounds.CONFIDENCE:.0%} of the time"
+        )
         echo(_verdict(result.caught))
     if result.caught:
         raise typer.Exit(1)

@@ -42,8 +42,8 @@ def calibrate(
         epsilon = base_for(total, search, delta)
         in_range(0, math.inf, "(]", epsilon_of_a_run=epsilon)
     settings = replace(options, epsilon=epsilon, mu=None).privacy()
-    release = Event("gradient", options.rounds, settings.sensitivity)
-    plan = PrivacyPlan.calibrate(settings, [release], sizes=[1] * clients)
+    gradients = Event("gradient", options.rounds, settings.sensitivity)
+    plan = PrivacyPlan.calibrate(settings, [gradients], sizes=[1] * clients)
     report: dict[str, Any] = {
         "mu": plan.mu(settings.release),
         "noise_multiplier": plan.noise_multiplier,
@@ -51,18 +51,18 @@ def calibrate(
         "noise_std_client": plan.noise_std["gradient"],
         "epsilon": {"claimed": epsilon, "actual": plan.actual_epsilon},
     }
-    prices: dict[str, float] = {}
+    search_epsilons: dict[str, float] = {}
     if search is not None:
         mu = mu_of(epsilon, delta)
-        prices = {
+        search_epsilons = {
             "best released": best_released(mu, search, delta),
             "by Renyi divergences": best_released_by_renyi(mu, search, delta),
             "all released": all_released(mu, search, delta),
         }
-        report["search"] = {"runs": search, "epsilon": total, "epsilon_of_a_run": epsilon, "prices": prices}
+        report["search"] = {"runs": search, "epsilon": total, "epsilon_of_a_run": epsilon, "prices": search_epsilons}
     lines = [
         *([] if search is None else [f"epsilon of a run   {number(epsilon)}   ({number(search)} runs on average)"]),
-        *(f"epsilon of search  {number(price)}   ({what})" for what, price in prices.items()),
+        *(f"epsilon of search  {number(value)}   ({what})" for what, value in search_epsilons.items()),
         f"mu                 {number(report['mu'])}",
         f"noise multiplier   {plan.noise_multiplier:.2f}   (sigma_g)",
         f"noise of the sum   {number(report['noise_std_sum'])}   (standard deviation, clip x sigma_g)",

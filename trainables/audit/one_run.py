@@ -4,8 +4,8 @@ Canaries replace some of the clients' rows; at user level, some of the clients. 
 two records is used: the canary or its opposite (with zero-out adjacency: the canary or no record). The run is trained
 once, as the study trained it. An adversary who sees all releases and knows every other row subtracts the noiseless
 release of the known rows, and regresses the remainder on the canaries' effects: their clipped gradients, or a user's
-whole update. How much this says about the coins bounds eps from below (`coin_bounds`), and a bound above the claimed
-eps means that the run adds too little noise.
+whole update. The evidence about the coins gives a lower bound on eps (`coin_bounds`). A bound above the claimed eps
+means that the run adds too little noise.
 
 Trials that differ only in their seed are audited together, one lane each, with the same coins.
 """
@@ -55,19 +55,19 @@ class OneRunAudit:
     mu: float
     """Lower bound on mu if releases are known up to the coins and Gaussian noise of any scale."""
     visible_mu: float
-    """mu of the most visible canary with noise as planned."""
+    """mu of the most visible canary, over all releases, with noise as planned."""
     release_mu: float
-    """The same for one release that the canary is in."""
+    """The same for a single release."""
 
     @property
     def sampled(self) -> bool:
-        """Whether users take part secretly. The guesses use who took part, so they do not bound eps."""
+        """Whether users take part secretly. The guesses then do not bound eps, because they use who took part."""
         return self.plan.mechanism[0].rate < 1
 
     @cached_property
     def epsilon(self) -> float:
-        """The lower bound for Gaussian noise. If users take part secretly, that of the plan's releases with the noise
-        that was found, provided that users take part as often as planned."""
+        """The lower bound for Gaussian noise. If users take part secretly: the eps of the planned releases at the noise
+        level that was measured, provided that users take part as often as planned."""
         privacy, planned = self.trial.privacy, self.plan.mechanism[0]
         if not self.sampled:
             return epsilon_of(self.mu, privacy.delta)
@@ -92,8 +92,8 @@ class OneRunAudit:
         return self.epsilon > self.trial.privacy.epsilon
 
     @property
-    def noise(self) -> float:
-        """The fraction of the planned noise that is detected with probability `CONFIDENCE`."""
+    def detectable_noise(self) -> float:
+        """A run that adds at most this fraction of the planned noise is caught with probability `CONFIDENCE`."""
         privacy = self.trial.privacy
         if self.sampled:
             visible, claimed = self.release_mu, privacy.adjacency_factor / self.plan.mechanism[0].multiplier
@@ -105,7 +105,7 @@ class OneRunAudit:
 def one_run_audit(
     trial: TrialSpec, problem: Problem, *, canaries: int | None = None, noise_factor: float = 1.0, seed: int = 0
 ) -> OneRunAudit:
-    """Train once with canaries among the rows and bound eps from what the releases say about their coins.
+    """Train once with canaries among the rows, and bound eps by what the releases reveal about their coins.
     `noise_factor` scales the planned noise, to test the audit itself."""
     (found,) = audit_lanes([trial], problem, canaries=canaries, noise_factor=noise_factor, seed=seed)
     return found
@@ -119,7 +119,7 @@ def audit_lanes(
     noise_factor: float = 1.0,
     seed: int = 0,
 ) -> list[OneRunAudit]:
-    """The same for several trials that differ in their seed, in one pack."""
+    """`one_run_audit` of several trials that differ only in their seed, in one pack."""
     trial = trials[0]
     plan, privacy = check(trial, problem), trial.privacy
     in_range(0, 100, "(]", noise_factor=noise_factor)
@@ -127,19 +127,23 @@ def audit_lanes(
     if math.isinf(privacy.epsilon):
         raise UserError("epsilon = inf claims no privacy, so there is nothing to audit")
     if program_of(trial).samples:
-        raise UserError(f"method {trial.method} samples rows, which hides canaries; audit the method by its name")
+        raise UserError(
+            f"method {trial.method} samples rows, which hides canaries; use `fedsweep audit {trial.method}`"
+        )
     if not getattr(methods.get(trial.method), "linear", True):
-        raise UserError(f"the releases of {trial.method} are not linear in its noise; audit the method by its name")
+        raise UserError(
+            f"the releases of {trial.method} are not linear in its noise; use `fedsweep audit {trial.method}`"
+        )
     if program_of(trial).release_size(problem.model) != problem.model.dimension:
-        raise UserError(f"method {trial.method} releases more than gradients; audit the method by its name")
+        raise UserError(f"method {trial.method} releases more than gradients; use `fedsweep audit {trial.method}`")
     if not isinstance(problem.data.x_train, np.ndarray):
         raise UserError(f"data {problem.data.name} stays on disk, so canaries cannot replace its rows")
     count = default_canaries(trial, problem) if canaries is None else canaries
     in_range(10, 10**5, canaries=count)
-    room = _room(trial, problem)
-    if count > room:
+    most = _max_canaries(trial, problem)
+    if count > most:
         where = "the clients' rows have" if privacy.level == "record" else "the clients have"
-        raise UserError(f"canaries = {count}, but {where} room for {room}")
+        raise UserError(f"canaries = {count}, but {where} room for {most}")
     planted = Canaries.plant(problem, trial, count, seed)
     hosts = AuditedHosts(planted, plan, noise_factor, len(trials))
     server = Server(hosts)
@@ -153,7 +157,7 @@ def audit_lanes(
 
 def _result(trial: TrialSpec, plan: PrivacyPlan, scores: CoinScores, release_mu: float, guesses: int) -> OneRunAudit:
     if not (np.isfinite(scores.gram).all() and np.isfinite(scores.projections).all()):
-        raise UserError(f"{trial.method} diverges with canaries among its rows, so there is nothing to guess from")
+        raise UserError(f"{trial.method} diverges with canaries among its rows, so it cannot be audited")
     guessed = scores.guesses()
     largest = np.argsort(-np.abs(guessed), kind="stable")[:guesses]
     correct = int((np.sign(guessed) == scores.coins)[largest].sum())
@@ -164,10 +168,10 @@ def _result(trial: TrialSpec, plan: PrivacyPlan, scores: CoinScores, release_mu:
 def default_canaries(trial: TrialSpec, problem: Problem) -> int:
     """As many canaries as can be distinguished: half the number of released dimensions, limited by rows or users."""
     releases = len(problem.partition.rows) if trial.privacy.release == "local" else 1
-    return min(MAX_DEFAULT_CANARIES, _room(trial, problem), releases * problem.model.dimension // 2)
+    return min(MAX_DEFAULT_CANARIES, _max_canaries(trial, problem), releases * problem.model.dimension // 2)
 
 
-def _room(trial: TrialSpec, problem: Problem) -> int:
+def _max_canaries(trial: TrialSpec, problem: Problem) -> int:
     sizes = problem.partition.sizes
     return len(sizes) if trial.privacy.level == "user" else sum(int(MAX_FRACTION * size) for size in sizes)
 
@@ -218,17 +222,17 @@ class AuditedHosts(Hosts):
     def _observe_lane(
         self, work: ClientWork, lane: int, gradients: NDArray[np.float64], seen: list[list[NDArray[np.float64]]]
     ) -> None:
-        """`seen`: the releases of all clients, and those of the reference hosts."""
+        """Add the releases of a round. `seen`: the releases of all clients, then those of the two reference hosts."""
         local = self._canaries.trial.privacy.release == "local"
         size = len(seen[0][0])
         effects, total, variance = np.zeros((len(gradients), size)), np.zeros(size), 0.0
-        for (client,), released, above, below in zip(work.assignment, *seen, strict=True):
+        for (client,), released, plus, minus in zip(work.assignment, *seen, strict=True):
             own = np.flatnonzero(self._canaries.clients == client)
-            effects[own], scale = self._canaries.effects(work, client, gradients[own], above, below)
-            unexplained = released - (above + below) / 2
+            effects[own], scale = self._canaries.effects(work, client, gradients[own], plus, minus)
+            residual = released - (plus + minus) / 2
             if local and own.size and scale:
-                self._observe(lane, own, unexplained, effects[own], (scale * self._std) ** 2)
-            total += unexplained
+                self._observe(lane, own, residual, effects[own], (scale * self._std) ** 2)
+            total += residual
             variance += (scale * self._std) ** 2
         if not local and variance:
             self._observe(lane, np.arange(len(effects)), total, effects, variance)
@@ -237,13 +241,13 @@ class AuditedHosts(Hosts):
         self,
         lane: int,
         own: NDArray[np.int64],
-        release: NDArray[np.float64],
+        residual: NDArray[np.float64],
         effects: NDArray[np.float64],
         variance: float,
     ) -> None:
-        """Add one release with noise of this variance to the normal equations of its canaries."""
+        """Add one release, less the known rows, with noise of this variance to the normal equations of its canaries."""
         self._gram[lane][np.ix_(own, own)] += effects @ effects.T / variance
-        self._projections[lane, own] += effects @ release / variance
+        self._projections[lane, own] += effects @ residual / variance
         self._releases[lane, own] += effects.any(axis=1)
 
 
