@@ -43,7 +43,7 @@ class LiveTask:
         seeds: Sequence[int] = SEEDS,
         device: Literal["cpu", "cuda"] = "cpu",
     ) -> None:
-        """`method`, `epsilon`, `setting`: which cell of the study, as tables name them; not needed if there is one.
+        """`method`, `epsilon`, `setting`: the cell of the study, as in its tables; not needed if there is only one.
         `split`: the rows that accuracies are measured on. `test` trains as the confirm stage does, `validation` as the
         search does.
         `seeds`: the seeds to average over."""
@@ -52,8 +52,8 @@ class LiveTask:
         if split not in ("validation", "test"):
             raise UserError(f"split = {split!r} is unknown; choose one of: validation, test")
         given = read_study(study)[0]
-        in_seeds = given.seeds.model_copy(update={"search": list(seeds), "contest": [], "confirm": list(seeds)})
-        self._prepared = PreparedStudy.prepare(given.model_copy(update={"seeds": in_seeds}))
+        averaged = given.seeds.model_copy(update={"search": list(seeds), "contest": [], "confirm": list(seeds)})
+        self._prepared = PreparedStudy.prepare(given.model_copy(update={"seeds": averaged}))
         self.cell = _only_cell(self._prepared.cells, method, epsilon, setting)
         self.seeds, self.split = tuple(seeds), split
         self._runner = Runner(device)
@@ -77,7 +77,7 @@ class LiveTask:
 
     @property
     def trial_count(self) -> int:
-        """Trials computed so far."""
+        """Number of trials computed so far."""
         return len(self._runner.outcomes)
 
     def optuna_objective(self) -> Callable[[optuna.Trial], float]:
@@ -106,7 +106,7 @@ def _only_cell(cells: Sequence[Cell], method: str | None, epsilon: float | None,
     ]
     if len(found) != 1:
         names = "; ".join(cell.name for cell in (found or cells))
-        what = f"fits {len(found)} cells" if found else "is no cell"
-        asked = f"method = {method!r}, epsilon = {epsilon}, setting = {setting!r}"
-        raise UserError(f"{asked} {what} of the study; choose one of: {names}")
+        what = f"matches {len(found)} cells" if found else "matches no cell"
+        selection = f"method = {method!r}, epsilon = {epsilon}, setting = {setting!r}"
+        raise UserError(f"{selection} {what} of the study; choose one of: {names}")
     return found[0]

@@ -70,9 +70,9 @@ def test_the_page_runs():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({}, "fits 2 cells of the study; choose one of: .*DP-FedGD"),
-        ({"method": "dp-fedavg"}, "method = 'dp-fedavg', .*is no cell of the study; choose one of: "),
-        ({"method": "dp-fedgd", "epsilon": 3}, "epsilon = 3, .*is no cell"),
+        ({}, "matches 2 cells of the study; choose one of: .*DP-FedGD"),
+        ({"method": "dp-fedavg"}, "method = 'dp-fedavg', .*matches no cell of the study; choose one of: "),
+        ({"method": "dp-fedgd", "epsilon": 3}, "epsilon = 3, .*matches no cell"),
         ({"seeds": ()}, "seeds = .*at least one seed"),
         ({"split": "train"}, "split = 'train' is unknown"),
     ],

@@ -194,7 +194,9 @@ def test_other_weights_than_the_model_s_are_refused(fedsweep, work, no_ray):
         "import torch\ndef tiny():\n    return torch.nn.Linear(2, 12), lambda image: torch.zeros(2)\n"
     )
     named = ("--backbone", "other_backbones.py:tiny")
-    assert_one_sentence(fedsweep("predict", "model.npz", "photos", "--output", "a.csv", *named), "other weights")
+    assert_one_sentence(
+        fedsweep("predict", "model.npz", "photos", "--output", "a.csv", *named), "does not have the weights"
+    )
 
 
 def test_splits_of_a_folder(fedsweep, work):
@@ -330,5 +332,5 @@ def test_a_head_without_a_backbone_takes_features():
     model = SavedModel(weights, "softmax", 3, 2, {})
     x = np.array([[1, 2, 3], [0, -1, 2]], dtype=np.float32)
     assert model.to_torch()(torch.from_numpy(x)).detach().numpy() == pytest.approx(model.scores(x))
-    with pytest.raises(UserError, match="does not know its backbone"):
+    with pytest.raises(UserError, match="records no backbone"):
         model.to_torch().preprocess([])

@@ -1,4 +1,4 @@
-"""The trials of one cell's search and their outcomes: what a strategy decides from.
+"""The trials of one cell's search and their outcomes, from which a strategy decides what to try next.
 
 A sweep fills its histories while it runs; tables, status and the report build them from the ledger.
 """
@@ -37,8 +37,10 @@ class History:
     memo: dict[str, Any] = field(default_factory=dict)
     """A cache for the strategy. Store only values that can be computed from the other fields: it may be empty at any
     call. Budgets that are searched together share it."""
-    _listed: dict[str, tuple[list[str], int, list[Candidate]]] = field(default_factory=dict, repr=False, compare=False)
-    """Cache of `_unique`, by stage: the list of trial keys, its length at that time, and the candidates."""
+    _unique_cache: dict[str, tuple[list[str], int, list[Candidate]]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    """By stage: the list of trial keys, its length when the entry was made, and the candidates."""
 
     def configuration(self, candidate: Candidate) -> Configuration:
         """The hyperparameters of a candidate."""
@@ -59,10 +61,10 @@ class History:
 
     def _unique(self, stage: str) -> list[Candidate]:
         keys = self.stages.get(stage, [])
-        known = self._listed.get(stage)
-        if known is None or known[0] is not keys or known[1] != len(keys):
-            known = self._listed[stage] = keys, len(keys), candidates_of(keys, self._seed_count(stage))
-        return known[2]
+        cached = self._unique_cache.get(stage)
+        if cached is None or cached[0] is not keys or cached[1] != len(keys):
+            cached = self._unique_cache[stage] = keys, len(keys), candidates_of(keys, self._seed_count(stage))
+        return cached[2]
 
     def _seed_count(self, stage: str) -> int:
         return len(self.seeds_of_stage(stage)) or 1
@@ -76,7 +78,7 @@ class History:
         return candidate.rank(self.outcomes, self.task.objective)
 
     def ranked(self, *stages: str) -> list[Candidate]:
-        """The candidates of these stages whose trials have all ended, best first. Candidates of which no trial finished
+        """The candidates of these stages whose trials have all ended, best first. Candidates without a finished trial
         are left out."""
         return selection.ranked(self.ended(*stages), self.outcomes, self.task.objective)
 
@@ -84,6 +86,6 @@ class History:
         """The first of `ranked`; None if that is empty."""
         return next(iter(self.ranked(*stages)), None)
 
-    def clearly_differ(self, ours: Candidate, theirs: Candidate) -> bool:
+    def clearly_differ(self, one: Candidate, other: Candidate) -> bool:
         """Whether two candidates differ by more than the noise of their scores."""
-        return selection.clearly_differ(ours, theirs, self.outcomes, self.task.validation_rows, self.task.objective)
+        return selection.clearly_differ(one, other, self.outcomes, self.task.validation_rows, self.task.objective)

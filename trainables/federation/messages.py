@@ -17,11 +17,11 @@ class Order:
     resume_from: str = ""
     """Name of the checkpoint to resume from."""
     continue_from: tuple[str, ...] = ()
-    """Names of the files with the state of its lanes, if all its trials continue shorter ones."""
+    """Names of the files with the state of its lanes, if its trials continue trials of an earlier rung."""
     data: Any = None
     """The `ProblemData` of the trials; an object reference while it passes through Ray."""
     not_on: tuple[str, ...] = ()
-    """Ids of the nodes that must not get it, because they are slow or have failed it."""
+    """Ids of the nodes that must not run it, because they are slow or an attempt failed there."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,11 @@ class Report:
     attempt is no longer needed, for example because another slot has finished the pack. lost: sent by the desk, if a
     slot died before it received the pack."""
     round: int = 0
+    """The last round computed."""
     running: int = 0
+    """Lanes that have not ended."""
     computing_s: float = 0.0
+    """Seconds spent in rounds."""
     lanes: Any = ()
     """ended: the result of every trial; pickled while it passes through Ray."""
     fits: int = 0

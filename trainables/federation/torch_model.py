@@ -23,7 +23,7 @@ from trainables.models.softmax import SoftmaxHead
 
 
 class TorchModel(torch.nn.Module):
-    """Scores of the classes, from the input of the backbone or, without a backbone, from features."""
+    """Maps the input of the backbone or, without a backbone, features to class scores."""
 
     def __init__(self, backbone: backbones.Backbone | None, head: Model, weights: Tensor) -> None:
         super().__init__()
@@ -32,13 +32,13 @@ class TorchModel(torch.nn.Module):
         self._backbone = backbone
 
     def preprocess(self, rows: Any) -> Any:
-        """The backbone's input for images (PIL, of any size) or texts. `rows`: one of them, or several."""
+        """The backbone's input for one or several images (PIL, of any size) or texts."""
         if self._backbone is None:
-            raise UserError("the model does not know its backbone; it takes features")
+            raise UserError("the model records no backbone; it takes features")
         if isinstance(rows, str) or not isinstance(rows, Iterable):
             rows = [rows]
         rows = (row if isinstance(row, str | np.ndarray) else as_rgb(row) for row in rows)
-        return self._backbone.to_input(rows, next((each.device for each in self.parameters()), torch.device("cpu")))
+        return self._backbone.to_input(rows, next((weight.device for weight in self.parameters()), torch.device("cpu")))
 
     def forward(self, x: Any) -> Tensor:
         return self.head(self.backbone(x))
@@ -72,10 +72,9 @@ def _linear(head: SoftmaxHead, weights: Tensor) -> torch.nn.Linear:
 
 
 def backbone_of(record: str, *, named: str = "", weights: Path | None = None) -> backbones.Backbone:
-    """The backbone that a model records. A function must be `named` by the user, because it is
-    called."""
-    about = read_backbone(record)
-    name = about["name"]
+    """The backbone that a model records. If it is a Python function, it runs only if the user names it in `named`."""
+    recorded = read_backbone(record)
+    name = recorded["name"]
     if backbones.is_function(name) and not named:
         raise UserError(
             f"the model's backbone is {name!r}, Python code that runs only if you name it: "
@@ -83,6 +82,6 @@ def backbone_of(record: str, *, named: str = "", weights: Path | None = None) ->
         )
     function = plugins.use_function(named) if named else None
     found = chosen_backbone(named or name, Options(weights=weights, function=function))
-    if found.details.get("weights") != about["details"].get("weights"):
-        raise UserError(f"backbone {named or name!r} has other weights than the one that the model was trained with")
-    return found.of_texts(about["rows"] == backbones.TEXTS)
+    if found.details.get("weights") != recorded["details"].get("weights"):
+        raise UserError(f"backbone {named or name!r} does not have the weights that the model was trained with")
+    return found.of_texts(recorded["rows"] == backbones.TEXTS)

@@ -26,11 +26,12 @@ from trainables.privacy.gaussian import epsilon_of, mu_of
 from trainables.privacy.sampled import LEAST_SAMPLED_DELTA, Sampled, scaled_to
 from trainables.privacy.sampled import epsilon_of as epsilon_of_samples
 
-FAR_BEYOND = 1e4  # above this eps there is no privacy, and sampled releases are not accounted
+MAX_SAMPLED_EPSILON = 1e4  # above this eps there is no privacy, and sampling is not accounted for
 
 
 def known_adjacency(name: object) -> object:
-    """Refuses add-remove: adding a record changes |D_i|, which divides every release, so the noise would reveal it."""
+    """Refuse add-remove: adding a record changes |D_i|, which divides every release, so the scale of the noise would
+    reveal it."""
     if name == "add-remove":
         raise ValueError(
             "adjacency = 'add-remove' does not hold for releases divided by |D_i|; zero-out does: "
@@ -40,7 +41,8 @@ def known_adjacency(name: object) -> object:
 
 
 class PrivacySettings(BaseModel):
-    """What a run claims: (epsilon, delta)-DP, for whom, against whom. An infinite epsilon means no privacy."""
+    """The claim of a run: (epsilon, delta)-DP, its unit of privacy, and what the adversary sees. An infinite epsilon
+    means no privacy."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
@@ -51,10 +53,10 @@ class PrivacySettings(BaseModel):
     adjacency: Adjacency = "replace-one"
     """Neighbouring data sets: one record is replaced, or one contributes 0 while |D_i| stays the same."""
     level: Level = "record"
-    """Protects single records, or users (clients with all their records). `clip` bounds the contribution of one."""
+    """The unit of privacy: a record, or a user (a client with all its records). `clip` bounds its contribution."""
     clipping: Clipping = "plain"
     """plain: contributions longer than `clip` are scaled down to it. automatic: all are scaled to about `clip`, at the
-    same privacy cost. adaptive (user level): `clip` is the first round's, then it follows the private median norm."""
+    same privacy cost. adaptive (user level): `clip` is used in round 1, then follows the private median norm."""
     secret_participation: float = 1.0
     """Probability that a user takes part in a round. Every user decides secretly and independently in every round."""
 
@@ -90,7 +92,7 @@ def delta_note(settings: PrivacySettings, sizes: Sequence[int]) -> str | None:
 
 
 def large_delta(delta: float, level: Level, count: int) -> str | None:
-    """The same, given the number of records or users."""
+    """`delta_note`, given the number of records or users."""
     if delta <= 1 / count:
         return None
     what = "records" if level == "record" else "users"
@@ -119,9 +121,9 @@ class Event:
     """Whether participation is secret only in a sum of releases. The account then ignores `sampling` under local
     release."""
     equal_weights: bool = False
-    """Whether all clients have weight 1 in the sum of releases, whatever their size."""
+    """Whether all clients have weight 1 in the sum of releases, regardless of their size."""
     calibrated_for: float | None = None
-    """The sensitivity that the noise is calibrated for. Differs from `sensitivity` only for authors' programs that use
+    """The sensitivity that the noise is calibrated for. Differs from `sensitivity` only for published programs that use
     a wrong one; None: `sensitivity`."""
 
 
@@ -151,8 +153,8 @@ class PrivacyPlan:
         settings.check()
         if all(e.calibrated_for is None for e in events) and not math.isclose(sum(e.share for e in events), 1.0):
             raise UserError(f"the shares of the privacy budget add up to {sum(e.share for e in events):g}, not to 1")
-        of_sums = [1.0 / size if settings.level == "record" else 1.0 for size in sizes]
-        weights = tuple(w * size if by_size else w for w, size in zip(of_sums, sizes, strict=True))
+        unweighted = [1.0 / size if settings.level == "record" else 1.0 for size in sizes]
+        weights = tuple(w * size if by_size else w for w, size in zip(unweighted, sizes, strict=True))
         mu = mu_of(settings.epsilon, settings.delta)
         stds = {}
         for e in events:
@@ -161,7 +163,7 @@ class PrivacyPlan:
             stds[e.purpose] = 0.0 if math.isinf(mu) else sensitivity * visible * math.sqrt(e.count / e.share) / mu
         if any(e.sampling < 1 for e in events) and not math.isinf(mu):
             in_range(LEAST_SAMPLED_DELTA, 1, **{"delta of a method that samples": settings.delta})
-            # scale the noise that would suffice without sampling; its proportions stay
+            # scale the noise that suffices without sampling; its proportions between purposes stay
             assumed = [
                 replace(e, sensitivity=e.sensitivity if e.calibrated_for is None else e.calibrated_for) for e in events
             ]
@@ -197,7 +199,7 @@ class PrivacyPlan:
             return self.unsampled
         return {
             release: known
-            if known > FAR_BEYOND  # too wide for a discretised distribution; sampling can only lower it
+            if known > MAX_SAMPLED_EPSILON  # too wide for a discretised distribution; sampling can only lower it
             else epsilon_of_samples(
                 _sampled(self.events, self.noise_std, self.settings, release, self.weights),
                 self.settings.adjacency,
@@ -208,12 +210,12 @@ class PrivacyPlan:
 
     @cached_property
     def unsampled(self) -> dict[Release, float]:
-        """The same for an adversary who knows which records were sampled: no credit for sampling."""
+        """`actual_epsilon` against an adversary who knows which records (or users) were sampled."""
         return {release: epsilon_of(self.mu(release), self.settings.delta) for release in RELEASES}
 
     @property
     def mechanism(self) -> tuple[Sampled, ...]:
-        """What an observer of the claimed release model sees of one record (or user)."""
+        """The releases as sampled Gaussian mechanisms, under the claimed release model."""
         return _sampled(self.events, self.noise_std, self.settings, self.settings.release, self.weights)
 
     @property

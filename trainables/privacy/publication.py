@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from trainables.choices import Adjacency, Level
 from trainables.privacy import sampled
-from trainables.privacy.plan import FAR_BEYOND
+from trainables.privacy.plan import MAX_SAMPLED_EPSILON
 from trainables.privacy.private_selection import Search, private_searches
 from trainables.privacy.sampled import Sampled
 
@@ -68,7 +68,7 @@ def total_epsilon(published: Sequence[Publication], level: Level, delta: float) 
     mu = math.sqrt(sum(release.count * (factor / release.multiplier) ** 2 for release in releases))
     unsampled = private_searches(searches, delta, mu)
     least = 2 * sampled.LEAST_SAMPLED_DELTA
-    if all(release.rate == 1 for release in releases) or unsampled > FAR_BEYOND or delta < least:
+    if all(release.rate == 1 for release in releases) or unsampled > MAX_SAMPLED_EPSILON or delta < least:
         return unsampled
     adjacency = "replace-one" if replaced else "zero-out"
     if not searches:

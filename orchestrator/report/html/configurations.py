@@ -14,7 +14,7 @@ from orchestrator.results.winners import CellResult
 from orchestrator.search.objective import Objective
 from trainables.spec import HyperValue
 
-WORST_FIRST = ("failed", "diverged", "done")
+STATES_WORST_FIRST = ("failed", "diverged", "done")
 
 
 @dataclass
@@ -32,18 +32,18 @@ class Configuration:
     @property
     def state(self) -> str:
         """The worst state of any of its seeds."""
-        return min(self.states, key=WORST_FIRST.index)
+        return min(self.states, key=STATES_WORST_FIRST.index)
 
     @cached_property
     def mean(self) -> float | None:
-        """None unless every seed is done: a mean without the diverged seeds would be too good. To be asked for when all
-        trials have been added."""
+        """The mean score; None unless every seed is done, because a mean without diverged seeds would be too good.
+        Cached, so read it only after all trials have been added."""
         scores = [score for score in self.scores if score is not None and math.isfinite(score)]
         return math.fsum(scores) / len(scores) if scores and len(scores) == len(self.scores) else None
 
     @property
     def std(self) -> float | None:
-        """`statistics.stdev` is exact but slow; the page has seven digits."""
+        """The sample standard deviation of the scores. `statistics.stdev` is more precise than needed, and slow."""
         scores, mean = [score for score in self.scores if score is not None], self.mean
         if mean is None or len(scores) < 2:
             return None
@@ -55,14 +55,15 @@ class Groups:
     counts once."""
 
     def __init__(self) -> None:
-        self._found: dict[str, Configuration] = {}
-        self._by_key: dict[str, Configuration] = {}
-        self._alike: dict[tuple[int, Any, Any], tuple[Any, Configuration]] = {}
-        """By the identity of the hyperparameters, which seeds share, clip and rounds."""
+        self._by_values: dict[str, Configuration] = {}
+        self._by_trial: dict[str, Configuration] = {}
+        self._by_identity: dict[tuple[int, Any, Any], tuple[Any, Configuration]] = {}
+        """A cache by id of the hyperparameters (trials of different seeds share the object), clip and rounds. The
+        hyperparameters are kept, so that their id stays unique."""
 
     @property
     def configurations(self) -> list[Configuration]:
-        return list(self._found.values())
+        return list(self._by_values.values())
 
     def add(self, stage: str, trials: TrialColumns, objective: Objective) -> None:
         scores = trials.accuracy if objective.metric == "accuracy" else trials.loss
@@ -70,25 +71,25 @@ class Groups:
             scores = [row.score(objective.metric) for row in Row.from_columns(trials)]
         columns = zip(trials.key, trials.content, trials.state, scores, trials.seconds, strict=True)
         for key, trial, state, score, seconds in columns:
-            here = self._by_key.get(key)
-            if here is None:
-                here = self._by_key[key] = self._configuration(trial)
-                here.states.append(state)
-                here.seeds.append(trial["seed"])
-                here.scores.append(score if state == "done" else None)
-                here.seconds += seconds
-                here.keys.append(key)
-            if stage not in here.stages:
-                here.stages.append(stage)
+            found = self._by_trial.get(key)
+            if found is None:
+                found = self._by_trial[key] = self._configuration(trial)
+                found.states.append(state)
+                found.seeds.append(trial["seed"])
+                found.scores.append(score if state == "done" else None)
+                found.seconds += seconds
+                found.keys.append(key)
+            if stage not in found.stages:
+                found.stages.append(stage)
 
     def _configuration(self, trial: Mapping[str, Any]) -> Configuration:
-        chosen = trial["hyperparameters"]
-        alike = id(chosen), trial["privacy"]["clip"], trial["stop_after"] or trial["rounds"]
-        if alike not in self._alike:
+        hyperparameters = trial["hyperparameters"]
+        identity = id(hyperparameters), trial["privacy"]["clip"], trial["stop_after"] or trial["rounds"]
+        if identity not in self._by_identity:
             values = values_of(trial)
-            name = repr(sorted(values.items()))  # as text, because 1 == True
-            self._alike[alike] = chosen, self._found.setdefault(name, Configuration(values))
-        return self._alike[alike][1]
+            text = repr(sorted(values.items()))  # as text, because 1 == True
+            self._by_identity[identity] = hyperparameters, self._by_values.setdefault(text, Configuration(values))
+        return self._by_identity[identity][1]
 
 
 def grouped(ledger: Ledger, cell: CellResult, stages: Iterable[str]) -> list[Configuration]:
@@ -102,7 +103,7 @@ def grouped(ledger: Ledger, cell: CellResult, stages: Iterable[str]) -> list[Con
 
 
 def values_of(trial: Mapping[str, Any]) -> dict[str, HyperValue]:
-    """Everything that a search may vary: hyperparameters, the clip, and the number of rounds actually run."""
+    """Everything that a search can vary: hyperparameters, the clip, and the number of rounds actually run."""
     rounds = trial["stop_after"] or trial["rounds"]
     return {**trial["hyperparameters"], "clip": trial["privacy"]["clip"], "rounds": rounds}
 
@@ -117,6 +118,6 @@ def varied(configurations: Sequence[Configuration]) -> list[str]:
 
 
 def ranked(configurations: Iterable[Configuration], objective: Objective) -> list[int]:
-    """Their indices, best mean first; those without a mean last."""
+    """The indices of the configurations, best mean first; those without a mean last."""
     costs = [math.inf if c.mean is None else objective.cost(c.mean) for c in configurations]
     return sorted(range(len(costs)), key=costs.__getitem__)

@@ -1,4 +1,4 @@
-"""The page as one file: template, style, script and data; it fetches nothing.
+"""The report as one HTML file with its style, script and data, which loads nothing else.
 
 The content security policy allows only this style and script, by their hashes, so names in a study cannot inject code.
 The data are in an element that is never executed, and the script inserts them as text, never as markup.
@@ -22,7 +22,7 @@ SCRIPTS = (
     *("dom.js", "chart.js", "table.js", "results.js", "frontier.js", "comparison.js", "search.js", "details.js"),
     "page.js",
 )
-LIVE_EVERY_MS = 2000
+LIVE_EVERY_MS = 2000  # between two polls for updates
 
 
 def content(studies: Sequence[dict[str, Any]], live: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -37,8 +37,9 @@ def content(studies: Sequence[dict[str, Any]], live: dict[str, Any] | None = Non
 
 
 def page(data: dict[str, Any]) -> str:
+    """The HTML file."""
     script = f'"use strict";\n(() => {{\n{"".join(_asset(name) for name in SCRIPTS)}}})();\n'
-    style = _series() + _asset("style.css")
+    style = _series_colours() + _asset("style.css")
     names = " and ".join(dict.fromkeys(study["study"] for study in data["studies"]))
     parts = {
         "SCRIPT_HASH": _hash(script),
@@ -53,13 +54,13 @@ def page(data: dict[str, Any]) -> str:
     return "".join(parts[piece] if number % 2 else piece for number, piece in enumerate(pieces))
 
 
-def _series() -> str:
+def _series_colours() -> str:
     """The colours of the palette as CSS variables, for light and dark themes."""
 
-    def listed(colours: Sequence[str]) -> str:
+    def variables(colours: Sequence[str]) -> str:
         return "".join(f"--series-{number}:{colour};" for number, colour in enumerate(colours))
 
-    light, dark = listed(palette.ON_LIGHT), listed(palette.ON_DARK)
+    light, dark = variables(palette.ON_LIGHT), variables(palette.ON_DARK)
     return (
         f":root{{{light}}}:root[data-theme=dark]{{{dark}}}"
         f"@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}"
