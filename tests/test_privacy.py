@@ -339,7 +339,7 @@ def test_local_steps_cost_releases():
 
 def test_a_curious_client_and_mu_as_the_page_says():
     """docs/privacy.md: one of n clients takes its own noise off the sum; and what mu = 1 is."""
-    text = (Path(__file__).parents[1] / "docs" / "privacy.md").read_text()
+    text = " ".join((Path(__file__).parents[1] / "docs" / "privacy.md").read_text().split())  # wherever its lines break
     seen = {n: epsilon_of(mu_of(1, 1e-5) * math.sqrt(n / (n - 1)), 1e-5) for n in (2, 20)}
     assert f"a claimed ε of 1 is then {seen[2]:.2f} with 2 clients and {seen[20]:.2f} with 20" in text
     assert f"({epsilon_of(1.0, 1e-5):.2f} for μ = 1 at 1e-5)" in text
@@ -347,7 +347,7 @@ def test_a_curious_client_and_mu_as_the_page_says():
 
 def test_what_the_page_says_of_samples_users_and_fednew():
     """docs/privacy.md: what secret samples hide, what secret participation saves, DP-FedNew's actual eps."""
-    text = (Path(__file__).parents[1] / "docs" / "privacy.md").read_text()
+    text = " ".join((Path(__file__).parents[1] / "docs" / "privacy.md").read_text().split())  # wherever its lines break
     adamw = plan_of(small.trial(small.problem(), "dp-fedadamw", {}, rounds=70, epsilon=1.0), [2500] * 20)
     assert f"an actual ε of 1 with secret samples and {adamw.unsampled['local']:.0f} without" in text
 
