@@ -580,7 +580,7 @@ def test_a_trial_that_always_kills_its_process(victim, folder, tally):
     """One of three trials: three attempts with the others, three alone, then it fails. The others succeed."""
     with Driver.run(folder, POISONED, poison=poisoned_key(), victim=victim) as driver:
         assert driver.end() == 1, driver.said
-        tally.add(f"poison, kills its {victim}", "coarse")
+        tally.add(f"trial kills its {victim}", "coarse")
         assert f"1 trial failed; for the reasons: fedsweep status {folder}" in driver.said
         assert driver.left_behind() == []
     rows, _ = chaos.ledger(folder)

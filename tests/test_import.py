@@ -196,7 +196,7 @@ def test_lists_are_several_features(tmp_path):
     found = converted(rows, "t.jsonl", tmp_path)
     assert found.arrays["x_train"].shape == (8, 2)
     assert found.schema.columns["x"].width == 2
-    with pytest.raises(UserError, match="the lists in column 'x' have different lengths"):
+    with pytest.raises(UserError, match="in column 'x', lists are missing or differ in length"):
         converted(rows + '{"x": [1], "y": 0}\n', "t.jsonl", tmp_path)
 
 

@@ -138,7 +138,7 @@ def test_what_a_node_with_other_code_has_computed_is_forgotten(folder, undisturb
             driver.wait_until(lambda: "trials ended" in chaos.log(folder), "it has computed a pack")
             cluster.add("good")
             assert driver.end() == 0, driver.said
-        tally.add("node with other code, nothing compared", "coarse")
+        tally.add("node with other code, check turned off", "coarse")
         assert Left.of(folder).files != undisturbed.files
         computed = trials_by_node(folder)
         with Driver(folder, "status", str(folder)) as status:

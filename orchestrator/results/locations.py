@@ -49,7 +49,7 @@ class ResultsLocation:
     """A local results folder. `Ledger.write` locks it: one driver at a time, any number of readers."""
 
     uploads_log = False
-    """Whether SQLite must not merge its log into the ledger while a study runs."""
+    """Whether SQLite's write-ahead log is uploaded, and so not merged into the ledger during a run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -64,7 +64,7 @@ class ResultsLocation:
         yield self
 
     def protect(self) -> None:
-        """Close the results to other users of this machine, if those of the ledger are. `Ledger.write` has done so."""
+        """Make the results private to this user if the ledger is. `Ledger.write` has done so here."""
 
     @contextlib.contextmanager
     def open_for_reading(self) -> Iterator[Path]:
@@ -83,7 +83,7 @@ class ResultsLocation:
             raise UserError(f"results folder {self} cannot be written: {error}") from None
 
     def stop_requested(self) -> StopRequest:
-        """What was requested since the last call."""
+        """What was requested; in a local folder, since the last call."""
         try:
             content = read_plain(self.folder / CANCEL, 100)
         except FileNotFoundError:
@@ -101,8 +101,8 @@ class ResultsLocation:
         """The ledger has changed if `count` has. Raises if another driver has taken over."""
 
     def leave(self, seconds: float) -> str:
-        """This process is about to end without cleaning up: let another driver continue at once, if that takes no
-        longer. What the user must know otherwise, as part of a sentence."""
+        """The process is about to end without cleanup: release the lock within `seconds`, so that another driver can
+        continue. If that fails, returns what the user must know, as part of a sentence."""
         return ""
 
     def upload_tables(self) -> None:
@@ -124,7 +124,7 @@ def results_location(where: str | Path) -> ResultsLocation:
 
 
 def default_folder(study: str) -> Path:
-    """The study and the current folder may come from anyone, and links there may name any folder of the user."""
+    """results/STUDY. Links are refused: the study and the current folder may come from anyone."""
     folder = Path("results") / study
     for place in (folder.parent, folder):
         if place.is_symlink():
@@ -150,9 +150,9 @@ class RemoteLocation(ResultsLocation):
     * One thread renews the lock and looks for stop requests, another uploads the ledger when it has grown: an upload
       that takes long does not let the lock expire. A failed step is retried later. The main thread talks to them
       through `_recorded`, `_wake` and `_closing`; they answer through `_stop` and `_lock_lost`.
-    * A driver that was suspended may have lost the lock. It looks again before each upload becomes visible, uploads
-      nothing more, keeps the rows that it had not uploaded, and stops. Results stay correct, because a ledger row is a
-      pure function of its key: at worst, trials are computed twice.
+    * A driver that was suspended may have lost the lock. It checks the lock before each upload becomes visible. If the
+      lock is lost, it uploads nothing more, keeps the remaining rows, and stops. Results stay correct, because a ledger
+      row is a pure function of its key: at worst, trials are computed twice.
     * An upload becomes visible as a whole: readers never see a partial file.
     """
 
@@ -180,13 +180,13 @@ class RemoteLocation(ResultsLocation):
         return PackStorage(f"{self._root}/{PACKS}", self._files)
 
     def protect(self) -> None:
-        if self._is_closed:
+        if self._is_private:
             Path(self._root).mkdir(parents=True, exist_ok=True)
             make_private(Path(self._root))
 
     @property
-    def _is_closed(self) -> bool:
-        """Whether the results are in a folder of this machine, and the ledger is closed to other users."""
+    def _is_private(self) -> bool:
+        """Whether the results are on this machine, and only this user can read the ledger."""
         ledger = self.folder / LEDGER
         return is_local(self._files) and ledger.exists() and not ledger.stat().st_mode & 0o077
 
@@ -374,7 +374,7 @@ class RemoteLocation(ResultsLocation):
         """Upload under a temporary name, then rename, unless the lock was lost meanwhile."""
         target, part = f"{self._root}/{name}", f"{self._root}/{name}.{self.lock.token}.part"
         self._files.put_file(str(file), part)
-        if name in (LEDGER, LOG) and self._is_closed:
+        if name in (LEDGER, LOG) and self._is_private:
             os.chmod(part, PRIVATE)
         try:
             if self._holds_lock:

@@ -173,7 +173,7 @@ def audit(
 def most_visible(method: str, level: Level) -> dict[str, HyperValue]:
     """Hyperparameters that make the planted record most visible; the caller's values take precedence."""
     rates: dict[str, HyperValue] = {"sampling_rate": 1.0, "participation": 1.0, "local_steps": 1, "hessian_clip": 0.01}
-    rates["every"] = 2  # some turns, so that their sum is visible, but not every round
+    rates["every"] = 2  # a turn in every second round: several turns, whose sum is visible, but not all rounds
     if level == "user":  # a user's update must be longer than the clip, and independent of the last round's noise
         rates |= {"client_learning_rate": 10.0, "feature_clip": 0.1, "alpha": 0.1, "rho": 0.01}
     names = [h.name for h in methods.get(method).hyperparameters]
@@ -187,8 +187,9 @@ def defaults(method: str) -> dict[str, HyperValue]:
 def neighbours(settings: PrivacySettings, model: str, clients: int) -> tuple[Problem, Problem]:
     """Two data sets that differ in one record, or in one user.
 
-    With local release one client is enough; in a sum there are others, and the client with the planted record is the
-    smallest. With zero-out adjacency the record is missing from the second data set, while the public sizes include it.
+    With local release one client is enough; with secure aggregation there are others, all larger than the one with the
+    planted record. With zero-out adjacency the record is missing from the second data set, while the public sizes
+    include it.
     """
     replaced = settings.adjacency == "replace-one"
     if settings.level == "record":

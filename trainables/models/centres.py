@@ -9,7 +9,7 @@ Lanes with different centres share the raw rows, in one of two ways:
       gradient    sum (x - m) r^T = sum x r^T - m (sum r)^T, and sum r is the gradient of the constant b
 
   This is elementwise and in float64, so a lane's bits do not depend on the other lanes. In sum x r^T a clipped row
-  counts up to ||m|| times as much as in the result, since ||r|| <= C / ||x - m|| <= C. So does the rounding of this
+  counts up to 1 + ||m|| times as much as in the result, since ||r|| <= C / ||x - m|| <= C. So does the rounding of this
   sum, which must stay far below the clip C: only short centres move into the constant, and few rows are added in
   float32. The predictors' own rounding is harmless: the clip bounds every row for any residual r.
 

@@ -69,7 +69,7 @@ def _by_renyi(searches: Sequence[tuple[float, float, float]], delta: float, besi
 
 
 def base_for(epsilon: float, mean: float, delta: float) -> float:
-    """The eps of each run for which the best of them is (eps, delta)-DP; rounded down."""
+    """The eps of each run for which the best of them is (`epsilon`, `delta`)-DP; rounded down."""
     low, high = 0.0, mu_of(epsilon, delta)
     for _ in range(60):
         middle = (low + high) / 2

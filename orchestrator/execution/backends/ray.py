@@ -81,7 +81,7 @@ class RestartError(Exception):
 
 
 class NoRoomError(RestartError):
-    """Nodes were lost, and no federation of this size fits on those that are left."""
+    """For too long, no usable node had room for a federation of this size, or none took a pack."""
 
 
 class GPUsAvailableError(RestartError):
@@ -333,7 +333,7 @@ class SweepCallback(_NotPickled, tune.Callback):
             self.scheduler.slot_failed(slot, failure)
         if self._checked_nodes == now:  # after the exchange: heartbeats wait at the desk if the driver was suspended
             self._kill_hung_slots(now, [trial for trial in trials if trial.status == "RUNNING"])
-        if failed or any_reports:  # offer the packs that these results allow without delay
+        if failed or any_reports:  # offer at once the packs that these results allow
             self._exchange()
         if self.scheduler.over and not self._desk_closed:  # otherwise Tune would wait for the calls of idle slots
             self._desk_closed = True
@@ -401,7 +401,7 @@ class SweepCallback(_NotPickled, tune.Callback):
             log.warning("no node had room for a federation for %.0f s; the packs in flight start again", seconds)
             raise NoRoomError
         self._slots.target = max(possible, 1)
-        if self._elastic:  # as many slots as run may be pending, so that an autoscaler starts nodes for them
+        if self._elastic:  # as many slots may be pending as are running, so that an autoscaler starts nodes for them
             self._slots.target = min(possible + max(1, running), capacity.max_federations or 2**31)
         if running >= capacity.federations or not scheduler.can_use(running + 1):
             self._had_slots = now

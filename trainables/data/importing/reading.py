@@ -40,8 +40,8 @@ SUFFIXES = {
 
 @dataclass
 class _Memory:
-    """What a table takes in memory. A repeated value, a missing one, or the end of a short text among long ones takes
-    no space in a file."""
+    """What a table takes in memory. Repeated values, missing values and the padding of short texts take no
+    space in a file."""
 
     source: str
     size: int
@@ -49,18 +49,18 @@ class _Memory:
     used: int = 0
 
     def add(self, count: int) -> None:
-        """Raises an error if that is far more than the file has."""
+        """Raises an error if the total is far more than the file's size."""
         self.used += count
         check_expansion(self.source, "its table", self.used, self.size)
 
 
 def is_table(source: str) -> bool:
-    """Whether a study may name this file: a table with a schema next to it."""
+    """Whether this is the name of a table, which a study may use if it has a schema next to it."""
     return Path(source).suffix.lower() in SUFFIXES
 
 
 def read_table(source: str, roles: Sequence[str] = (), width: int | None = None) -> Table:
-    """`roles`: the names of the label, the client and the split, which a bare array has as column numbers.
+    """`roles`: the columns of the label, the client and the split; for a bare array, their numbers.
     `width`: the number of features of an SVMlight file."""
     suffix = Path(source).suffix.lower()
     if "://" not in source and Path(source).is_dir():
@@ -161,7 +161,7 @@ def read_parquet(source: str, file: IO[bytes]) -> Any:
     memory = _Memory(source, file.seek(0, io.SEEK_END))
     try:
         content = pyarrow.parquet.ParquetFile(file)
-        # not the metadata of columns: damaged ones end the process
+        # metadata of columns is not read: if damaged, it crashes the process
         memory.add(8 * content.metadata.num_rows * content.metadata.num_columns)
         for field in content.schema_arrow:
             if pa.types.is_nested(field.type) and not _is_list_of_numbers(field.type):
@@ -203,7 +203,7 @@ def _column(source: str, name: str, values: Sequence[Any], memory: _Memory) -> N
     present = [value for value in values if value is not None]
     if present and all(isinstance(value, list | tuple | np.ndarray) for value in present):
         if len(present) < len(values) or len({len(value) for value in present}) != 1:
-            raise UserError(f"data {source}: the lists in column {name!r} have different lengths")
+            raise UserError(f"data {source}: in column {name!r}, lists are missing or differ in length")
         return _checked(source, name, np.array(present))
     if all(isinstance(value, int | float) for value in present):  # also true and false
         return np.array([np.nan if value is None else float(value) for value in values])
