@@ -146,7 +146,8 @@ def test_what_tune_writes_does_not_grow_with_the_trials(local_ray, tmp_path, mon
 
 def test_slots_are_suggested_while_there_is_work_for_them():
     """At the end Tune is told to finish: it would wait ten minutes for a first slot."""
-    scheduler = SimpleNamespace(over=False, capacity=SimpleNamespace(federations=3), can_use=lambda slots: slots <= 2)
+    queue = SimpleNamespace(capacity=SimpleNamespace(federations=3))
+    scheduler = SimpleNamespace(over=False, queue=queue, can_use=lambda slots: slots <= 2)
     slots = ray_backend.SlotSearcher(scheduler)
     assert [slots.suggest(name) for name in "abc"] == [{"slot": "a"}, {"slot": "b"}, None]
     scheduler.over = True
