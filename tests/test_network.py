@@ -204,6 +204,14 @@ def test_methods_that_need_the_closed_form_refuse_it(method):
         pack.check(trial(problem, method), problem)
 
 
+def test_a_published_program_that_clips_by_layer_refuses_more_than_two():
+    """Its privacy account holds for two layers."""
+    problem = problem_of()
+    spec = trial(problem, "dp-fedadamw", {"as_released": True}, rounds=2)
+    with pytest.raises(UserError, match=r"^as_released = True: .* at most 2 layers; model = .* has 20 arrays"):
+        pack.check(spec, problem)
+
+
 def test_the_centre_of_the_head_inputs_moves_into_the_saved_constant():
     problem = problem_of()
     spec = centred(trial(problem, "dp-fedgd", rounds=2, every=2))

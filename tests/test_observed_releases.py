@@ -187,8 +187,8 @@ def moves_of(group: Group, trial: TrialSpec, size: int) -> float:
         assert "mean gradient" in kinds, kinds
         return longest(privacy) * moves
     if kinds == {"mean gradient"} and trial.method == "dp-fedadamw" and hypers["as_released"]:
-        # a mean over a sample, clipped layer by layer: a record can turn the whole of it, of two layers at most
-        return group.key.rate * size * privacy.clip * moves * math.sqrt(2)
+        # a mean over a sample, clipped layer by layer: a record that is added can reverse it, in two layers at most
+        return group.key.rate * size * 2 * privacy.clip * moves * math.sqrt(2)
     if kinds == {"gradients"}:
         return sum(query.bound for query in group.queries) * moves
     if kinds == {"curvature"}:

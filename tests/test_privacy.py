@@ -532,6 +532,16 @@ def test_fedadamw_as_released_has_almost_no_privacy():
     assert plan_of(trial, (2500,) * 20).actual_epsilon["local"] > 10_000
 
 
+@pytest.mark.parametrize("adjacency", ["replace-one", "zero-out"])
+def test_a_record_can_reverse_both_layers_of_fedadamw_as_released(adjacency):
+    """A record that is added can turn the clipped mean of a layer from one direction into the opposite one."""
+    hypers = {"as_released": True, "sampling_rate": 0.1}
+    trial = small.trial(small.problem(), "dp-fedadamw", hypers, epsilon=1.0, clip=3.0, adjacency=adjacency)
+    (event,) = plan_of(trial, (200,) * 20).events
+    contribution = event.sensitivity / trial.privacy.adjacency_factor
+    assert contribution >= 2 * 3.0 * 0.1 * 200 * math.sqrt(2) * (1 - 1e-9)
+
+
 def test_the_trade_off_curve_is_the_gaussian_tests():
     """One who sees N(0, 1) or N(mu, 1) and says "the second" above z has alarms Phi(-z) and misses Phi(z - mu)."""
     for z in (-1.0, 0.0, 2.0):

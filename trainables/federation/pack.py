@@ -109,6 +109,12 @@ def check(trial: TrialSpec, problem: Problem) -> PrivacyPlan:
     _check_hyperparameters_of_model(trial, problem.model)
     if not method.accepts(problem.model):
         raise UserError(f"model = {trial.problem.model!r}: {method.name} cannot be run on it")
+    most, layers = program_of(trial).most_layers, len(problem.model.blocks)
+    if most is not None and layers > most:
+        raise UserError(
+            f"as_released = True: the privacy account of {method.name} holds for models of at most {most} layers; "
+            f"model = {trial.problem.model!r} has {layers} arrays"
+        )
     for name in trial.metrics:
         _check_metric(name, problem)
     if not getattr(problem.model, "linear_in_features", True):

@@ -251,6 +251,8 @@ class ClientProgram(ABC):
     """Whether every release is a `noised_update`. Only then can a user keep secret whether it takes part."""
     adapts_clip: ClassVar[bool] = False
     """Whether the clip changes during the run, starting from the one in the privacy settings."""
+    most_layers: ClassVar[int | None] = None
+    """The largest number of layers for which the privacy account holds; None: any number."""
 
     @property
     def stateful(self) -> bool:

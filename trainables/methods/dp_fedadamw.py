@@ -12,8 +12,8 @@ Everything is computed from noisy gradients, so 1 to 5 cost no further privacy. 
 over clients; subtracting s_i^2 before is the same if all clients have the same size, and right if they do not.
 
 `as_released`: the authors' program, as far as it is known. It clips the mean gradient of a sample, layer by layer, not
-every record's gradient, and its noise assumes that a record changes that mean by clip / (expected rows). In fact one
-record can reverse the whole mean, a change of twice the clip.
+every record's gradient, and its noise assumes that a record changes that mean by clip / (expected rows). In fact a
+record that is added or removed can reverse the whole mean, a change of twice the clip.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class AlignedAdamWSteps(AdamWSteps):
 
 class ReleasedAdamWSteps(AlignedAdamWSteps):
     label = "AdamW steps as released"
+    most_layers = 2
 
     def sampled_gradient(self, client: ClientRound, y: torch.Tensor, step: int) -> torch.Tensor:
         mean = client.gradient_mean(y, client.sample(self.rate, step))
@@ -99,8 +100,9 @@ class DPFedAdamW(SampledStepsMethod):
         if not run.hypers["as_released"]:
             return (event,)
         rows = float(run.hypers["sampling_rate"]) * max(run.sizes)
-        # a record can reverse the clipped mean of every layer, and models have at most two layers
-        return (replace(event, sensitivity=event.sensitivity * rows * math.sqrt(2), calibrated_for=event.sensitivity),)
+        # a record can reverse the clipped mean of every layer
+        sensitivity = event.sensitivity * 2 * rows * math.sqrt(ReleasedAdamWSteps.most_layers)
+        return (replace(event, sensitivity=sensitivity, calibrated_for=event.sensitivity),)
 
     def bound_only(self, hypers: Hypers) -> bool:
         return bool(hypers["as_released"])
