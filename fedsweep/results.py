@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from orchestrator.results import frames
-from orchestrator.results import status as standing
-from orchestrator.results import winners as tables
+from orchestrator.results import status as progress
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.locations import results_location
+from orchestrator.results.winners import Results as LedgerResults
 from orchestrator.study.study import Study
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ class Results:
     @property
     def status(self) -> dict[str, Any]:
         """Progress, as printed by `fedsweep status --json`."""
-        return standing.read(self.folder)
+        return progress.read(self.folder)
 
     @property
     def finished(self) -> bool:
@@ -50,12 +50,12 @@ class Results:
 
     @property
     def trials(self) -> pd.DataFrame:
-        """One row per finished trial: cell, stage, seed, hyperparameters, state, scores and privacy account."""
+        """One row per trial that has ended: cell, stage, seed, hyperparameters, state, scores and privacy account."""
         return self._read(frames.trials)
 
     @property
     def configurations(self) -> pd.DataFrame:
-        """One row per configuration and stage: number of finished seeds, mean and standard deviation of the scores."""
+        """One row per configuration and stage: number of seeds, how many are done, mean and std of the scores."""
         return frames.configurations(self.trials)
 
     @property
@@ -73,9 +73,9 @@ class Results:
         """One row per cell with a winner: its hyperparameters."""
         return self._read(lambda ledger, results: frames.winners(results))
 
-    def _read(self, query: Callable[[Ledger, tables.Results], T]) -> T:
+    def _read(self, query: Callable[[Ledger, LedgerResults], T]) -> T:
         with results_location(self.folder).open_for_reading() as folder, Ledger.read(folder) as ledger:
-            return query(ledger, tables.Results.read(ledger))
+            return query(ledger, LedgerResults.read(ledger))
 
 
 def load_results(folder: str | Path) -> Results:

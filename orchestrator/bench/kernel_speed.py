@@ -110,9 +110,9 @@ def _wide_round(precision: Precision) -> dict[str, float]:
     clients, rows, features, classes = 20, 64_000, 1024, 1000
     head, shape = SoftmaxHead(features, classes), lane_shapes.SHAPES["cuda"]
     products = Products(precision)
-    whole_rows = torch.randn(clients, rows, pitch(head.rows, "cuda"), device="cuda").div_(32)
-    whole_rows[..., features] = 1
-    x = products.rounded(whole_rows)[..., : head.rows]
+    padded_rows = torch.randn(clients, rows, pitch(head.rows, "cuda"), device="cuda").div_(32)
+    padded_rows[..., features] = 1
+    x = products.rounded(padded_rows)[..., : head.rows]
     norm = torch.linalg.vector_norm(x, dim=2, keepdim=True, dtype=torch.float32)
     labels = torch.randint(0, classes, (clients, rows), device="cuda")
     shard = Shard(x, norm, labels, torch.full((clients, 1, 1), float(rows), device="cuda"), precision)

@@ -46,6 +46,7 @@ def _descendants(root: int) -> list[int]:
 
 
 def _proportional_bytes(pid: int) -> int:
+    """Proportional set size (PSS), which divides shared pages among the processes that share them."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()
     except OSError:

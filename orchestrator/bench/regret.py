@@ -1,10 +1,10 @@
 """The regret of search strategies: how far their choices are from the best configuration, in points of test accuracy.
 
-Every cell is searched repeatedly with different seeds, by each strategy and selection rule, each at its own default
-budget; with `warm_start`, once more with the winners of the other budgets in the contest. All choices and all contest
-candidates are then trained on many seeds that no search used and evaluated on the test rows. The regret of a choice is
-the difference between its mean and the best of all means. The best mean is itself a maximum over noisy means, so
-regrets are overestimated rather than underestimated.
+Every cell is searched repeatedly with different seeds, by each strategy and selection rule, each with its default
+number of configurations. With `warm_start` it is searched once more, with the winners at other eps in the contest. All
+choices and all finalists are then trained on many seeds that no search used and evaluated on the test rows. The regret
+of a choice is the difference between its mean and the best of all means. The best mean is itself a maximum over noisy
+means, so regrets are overestimated rather than underestimated.
 
 Packs run in this process, without Ray.
 """
@@ -53,7 +53,7 @@ class RegretOptions:
     select: Sequence[str] = ("contest", "single")
     refine: str = "zoom"
     space: Mapping[str, Any] = field(default_factory=dict)
-    """fixed, coarse and fine of every method."""
+    """`fixed`, `coarse` and `fine`, as in a study; the same for every method."""
     repetitions: int = 20
     seconds: float | None = None
     """Start no further repetition of a method after this time."""
@@ -82,7 +82,7 @@ class Evaluated(NamedTuple):
     scores: list[float]
     """By seed."""
     by_row: NDArray[np.float64]
-    """The share of seeds that classify a test row correctly, in percent."""
+    """By test row: the share of seeds that classify it correctly, in percent."""
 
 
 class Runner:
@@ -109,7 +109,7 @@ class Runner:
         return {key: self.outcomes[key] for key in by_key}
 
     def search(self, prepared: PreparedStudy) -> tuple[list[Choice], list[tuple[float, Configuration]]]:
-        """The choice of every strategy at every budget, and all contest candidates."""
+        """The choice of every search variant at every eps, and all finalists with their eps."""
         with tempfile.TemporaryDirectory() as folder, Ledger.write(Path(folder)) as ledger:
             sweep = Sweep(prepared, ledger)
             trials: dict[str, TrialSpec] = {}
@@ -118,7 +118,7 @@ class Runner:
                 trials.update((trial.key, trial) for trial in waiting)
                 search = [trial for trial in waiting if trial.problem.evaluate_on == "validation"]
                 confirm = [trial for trial in waiting if trial.problem.evaluate_on == "test"]
-                sweep.ended({trial.key: ("done", 0.0, 0.0) for trial in confirm})  # `evaluate` runs these
+                sweep.ended({trial.key: ("done", 0.0, 0.0) for trial in confirm})  # `evaluated` runs these
                 sweep.ended(self.run(search, prepared.problems))
             choices = [_choice(search, trials) for search in sweep.searches]
             finalists = [(s.cell.epsilon, c) for s in sweep.searches for c in s.finalists()]
@@ -132,8 +132,8 @@ class Runner:
         *,
         confirm: bool = True,
     ) -> list[list[float]]:
-        """Accuracies by configuration and confirm seed, on the test rows or as in a search. A diverged trial scores as
-        random guessing."""
+        """Accuracies by configuration and confirm seed. `confirm`: trained and evaluated as in the confirm stage, else
+        as in a search. A diverged trial scores as random guessing."""
         return self._scores(_trials(cell, configurations, confirm=confirm), problems)
 
     def evaluated(
@@ -142,12 +142,12 @@ class Runner:
         """On the test rows."""
         trials = _trials(cell, configurations, confirm=True)
         scores = self._scores(trials, problems)
-        by_row = [np.mean([self._by_row(trial, problems) for trial in row], axis=0) for row in trials]
+        by_row = [np.mean([self._by_row(trial, problems) for trial in by_seed], axis=0) for by_seed in trials]
         return list(map(Evaluated, scores, by_row))
 
     def _scores(self, trials: Sequence[Sequence[TrialSpec]], problems: Mapping[str, Problem]) -> list[list[float]]:
-        outcomes, guess = self.run([t for row in trials for t in row], problems), _guess(problems)
-        return [[guess if (s := outcomes[t.key][1]) is None else s for t in row] for row in trials]
+        outcomes, guess = self.run([t for by_seed in trials for t in by_seed], problems), _guess(problems)
+        return [[guess if (s := outcomes[t.key][1]) is None else s for t in by_seed] for by_seed in trials]
 
     def _by_row(self, trial: TrialSpec, problems: Mapping[str, Problem]) -> NDArray[np.float64]:
         rows = len(problems[trial.problem.key].data.y_test)
@@ -164,19 +164,20 @@ def _trials(cell: Cell, configurations: Sequence[Configuration], *, confirm: boo
 
 
 def _guess(problems: Mapping[str, Problem]) -> float:
+    """Accuracy of random guessing, in percent."""
     return 100.0 / max(problem.data.classes for problem in problems.values())
 
 
 def _choice(search: CellSearch, trials: Mapping[str, TrialSpec]) -> Choice | None:
-    choice = search.winner()
-    if choice is None:
+    winner = search.winner()
+    if winner is None:
         return None
     keys = {key for stage, keys in search.stages.items() if stage != "confirm" for key in keys}
     strategy = f"{search.variant.name} warm" if search.cell.study.search.warm_start else search.variant.name
     rounds: dict[str, int] = {}
-    for trial in (trials[key] for key in keys):  # a sweep continues shorter trials of the same run
+    for trial in (trials[key] for key in keys):  # a longer trial continues a shorter one: count the longest
         rounds[trial.full_key] = max(trial.last_round, rounds.get(trial.full_key, 0))
-    configuration = search.history.configuration(choice.candidate)
+    configuration = search.history.configuration(winner.candidate)
     return Choice(search.cell.epsilon, strategy, configuration, sum(rounds.values()))
 
 
@@ -273,8 +274,8 @@ def _cell_regrets(
 
 
 def difference(reference: Sequence[Evaluated], ours: Sequence[Evaluated]) -> dict[str, float]:
-    """How much more a strategy loses than another one in the same repetitions, with the standard error of the
-    difference: over repetitions, evaluation seeds and test rows, all of which are drawn at random."""
+    """The mean regret of `ours` minus that of `reference` in the same repetitions, and its standard error. The error
+    combines those over repetitions, evaluation seeds and test rows, all of which are drawn at random."""
     pairs = list(zip(reference, ours, strict=True))
     apart = [fmean(theirs.scores) - fmean(own.scores) for theirs, own in pairs]
     by_seed = np.mean([np.subtract(theirs.scores, own.scores) for theirs, own in pairs], axis=0)

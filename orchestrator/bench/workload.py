@@ -106,6 +106,7 @@ class MeasuredFederation:
         return {lane.key: lane for lane in self._federation.advance(trials[0].rounds)}
 
     def seconds(self, until: int) -> float:
+        """Time to continue the open pack up to a round."""
         start = time.perf_counter()
         self._federation.progress(until)
         return time.perf_counter() - start

@@ -156,7 +156,7 @@ def is_folder(target: str) -> bool:
 def _audit_winner(
     folder: str, cell: str | None, canaries: int | None, noise_factor: float, seed: int, json: bool
 ) -> None:
-    """Train the winner of a cell once more, with canaries among its rows."""
+    """Train the winner of a cell once more, with canaries among its records or, at user level, its clients."""
     from orchestrator.execution.study_run import chosen_cells
     from orchestrator.execution.training import from_cells
     from trainables.audit import coin_bounds, one_run
@@ -209,7 +209,7 @@ def _audit_winner(
 
 
 def _audit_program(program: str, data: str, options: TrainingOptions, canaries: int | None, json: bool) -> None:
-    """Run somebody else's program once, with canaries among its rows."""
+    """Run an external program once, with canaries among the rows of its data."""
     import tempfile
 
     from trainables.audit import program as programs

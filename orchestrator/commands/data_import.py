@@ -84,7 +84,7 @@ def _schema(
     test_fraction: float | None,
     drafting: bool,
 ) -> tuple[Schema, str]:
-    """The schema with the options, and the file that it was read from."""
+    """The schema, updated by the options, and the schema file; an empty text if there is none."""
     from trainables.data.importing.conversion import schema_path
     from trainables.data.importing.schema import Schema, read_schema
     from trainables.errors import in_range

@@ -58,7 +58,7 @@ def export(
 
 
 def _check_current_folder(to: Format, folder: str) -> None:
-    """A relative path in a tracker's settings would name a file of the results folder, which may be a stranger's."""
+    """Refuse to run inside the results folder: trackers read relative paths there, and its files may be untrusted."""
     if "://" not in folder and Path.cwd().resolve().is_relative_to(Path(folder).resolve()):
         raise UserError(
             f"--to {to.value} uses files in the current folder, which is part of {folder}; run it in another folder"

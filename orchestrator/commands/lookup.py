@@ -54,6 +54,7 @@ def lookup(
 
 
 def _last(curve: dict[int, float]) -> float:
+    """The last score; -inf for nan, so that it sorts last."""
     value = list(curve.values())[-1]
     return value if value == value else float("-inf")
 

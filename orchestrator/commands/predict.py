@@ -71,7 +71,7 @@ def predict(
 
 
 def _scores(saved: SavedModel, rows: NDArray, predicted: NDArray, labels: NDArray) -> dict[str, float]:
-    """The metrics that the model was trained with, in their order, as far as they follow from scores and labels."""
+    """The metrics that the model was trained with, if scores and labels determine them, and always the accuracy."""
     import torch
 
     from trainables import metrics

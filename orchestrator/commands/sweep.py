@@ -1,4 +1,4 @@
-"""Shared by `run`, `resume` and the commands that read a results folder."""
+"""Shared by `run`, `resume` and the commands that read a results folder or write files."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def run_and_print(study: Study, text: str, folder: str, options: RunOptions) -> 
 
 @contextlib.contextmanager
 def output_errors(option: str) -> Iterator[None]:
-    """Report a file that cannot be written in one sentence. `option`: the option that names another place."""
+    """Turn an `OSError` into a one-sentence `UserError`. `option`: the option that names another place."""
     try:
         yield
     except OSError as error:

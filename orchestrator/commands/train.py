@@ -38,7 +38,7 @@ WITH_FROM = ("from_file", "cell", "seed", "data", "hosts", "address", "json", "s
 """Options that may be combined with --from; the cell fixes all others."""
 
 MOST_COLUMNS = 6
-"""Of the metrics table, so that it fits into a terminal: diagnostics give way to the metrics of a study."""
+"""Columns of the metrics table, so that it fits into a terminal. Diagnostics come last and are left out first."""
 
 
 @training_options(
@@ -180,7 +180,7 @@ def _run(training: Training, options: TrainingOptions, save: Path | None, json: 
 
 
 def _doubts(problem: Problem, rounds: int, result: LaneResult) -> Iterator[str]:
-    """Why the model may be of little use, as the report of a study says it."""
+    """Why the model may be of little use, by the same criteria as in the report of a study."""
     import numpy as np
 
     remedy = "a larger epsilon, more rows or, if only the sum is visible, --release secure-aggregation helps"

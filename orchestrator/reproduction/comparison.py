@@ -20,7 +20,7 @@ from orchestrator.reproduction.winners_table import winners_table
 
 
 def write_comparison(folders: Sequence[Path], to: Path, page: Path | None = None, made: str = "") -> list[Path]:
-    """Compare results folders with the papers: one file per table of a paper, the findings, and an index.
+    """Compare results folders with the papers: a page and a CSV file per table, the findings, and an index.
 
     Args:
         folders: Results folders, or folders that contain results folders.

@@ -22,6 +22,7 @@ class Match:
 
     paper: str
     table: int
+    """0 for a source without numbered tables."""
     method: str
     round: int
     paper_mean: float

@@ -16,7 +16,7 @@ PAPER_STUDY_PREFIX = "paper-"
 
 @dataclass(frozen=True, eq=False)
 class OurResult:
-    """One method at one budget in one setting of one study."""
+    """One cell of one study, searched with one search variant."""
 
     study: str
     clients: int | str
@@ -24,7 +24,9 @@ class OurResult:
     label: str
     epsilon: float
     strategy: str
+    """Name of the search variant."""
     as_released: bool
+    """The method runs as in its authors' program."""
     claim_holds: bool
     """The actual eps of every confirm run is at most the claimed eps."""
     actual_epsilon: float

@@ -42,7 +42,7 @@ class Case:
 
     @property
     def same_method(self) -> list[Match]:
-        """Other results for the same published number."""
+        """All results for the same published number, including `match`."""
         key = self.match.method, self.match.epsilon
         return [m for m in self.table if (m.method, m.epsilon) == key]
 
@@ -65,7 +65,7 @@ def _other_weights(case: Case) -> str:
 
 
 def _beats_first_order(case: Case) -> str:
-    """A large gamma turns DP-FedFC into DP-FedGD, so a search that covers it cannot end below DP-FedGD."""
+    """A large gamma turns DP-FedFC into DP-FedGD. The paper is no better than that; our search found a better gamma."""
     match, gamma = case.match, case.match.ours.chosen.get("gamma")
     if match.method != COVARIANCE or gamma is None or match.difference < 0:
         return ""

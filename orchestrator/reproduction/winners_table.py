@@ -46,7 +46,7 @@ def winners_table(results: OurResults, matches: Sequence[Match]) -> Table:
 
 
 def best_of(candidates: Sequence[OurResult]) -> list[OurResult]:
-    """The best final mean among methods that are as private as they claim, and all that have the same two decimals."""
+    """The results with the best final mean, to two decimals, among methods that are as private as they claim."""
     means = {ours: round(ours.mean(), 2) for ours in candidates if ours.private_as_claimed and ours.finished}
     top = max(means.values(), default=math.nan)
     return [ours for ours, mean in means.items() if mean == top]

@@ -1,4 +1,4 @@
-"""report.html: all results of a ledger in one self-contained page."""
+"""report.html: all results of one ledger, or of several, in one self-contained page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainables.errors import UserError
 from trainables.urls import shown_url
 
 NAME = "report.html"
-MOST_COMPARED = 8  # colours and markers of the palette
+MOST_COMPARED = 8  # number of colours and markers in the palette
 
 
 def write_report(results: Sequence[str], output: Path | None = None) -> str:

@@ -73,11 +73,10 @@ class Memory:
         self.cells: dict[str, tuple[CellResult, Any, int]] = {}
         """The data of every cell, and its size in bytes."""
         self.searches: dict[str, tuple[CellResult, _Cell]] = {}
-
-        """What is shown of every cell's search at most; smaller limits need not read its trials again."""
+        """Every cell's search, cut to `most`; smaller limits need not read its trials again."""
         self._search, self._contest = Groups(), Groups()
 
-    # a collector of trials, while results are read
+    # the `TrialCollector` interface, called by `Results.read`
 
     def begin(self, study: Study, searches: int) -> None:
         if self.limits is None:
@@ -101,7 +100,7 @@ class Memory:
 def gather(
     ledger: Ledger, name: str, running: str | None = None, most: int = MOST_BYTES, memory: Memory | None = None
 ) -> dict[str, Any]:
-    """`name`: of the results, when two are compared; `most`: bytes."""
+    """`name`: of the results, distinct among those compared; `running`: the driver, if there is one; `most`: bytes."""
     memory = memory or Memory()
     results = memory.results = Results.read(ledger, memory.results, collector=memory)
     common = _plain(_study_data(ledger, name, running, results))
@@ -197,6 +196,7 @@ class _Cell:
         stages = {stage: keys for stage, keys in cell.stages.items() if stage in strategy.stages}
         compared = set(strategy.competing(stages))
         order = ranked(found, cell.objective)
+        # configurations that can win come first; the sort is stable
         order.sort(key=lambda number: compared.isdisjoint(found[number].stages))
         self._count, self._order, self._won = len(order), order[:most], self._winner(found)
         shown = {*self._order, *([] if self._won is None else [self._won])}
@@ -256,7 +256,7 @@ class _Cell:
 
     def _best_so_far(self, found: Sequence[Configuration]) -> list[tuple[int, float]]:
         """The best mean over seeds by number of ended search trials, in the order of proposal: one point for every new
-        best. Stages with more rounds start again."""
+        best. A stage with more rounds starts again, because its scores are not comparable."""
         variant, cost, ended, level = self.cell.variant, self.cell.objective.cost, 0, ""
         points: list[tuple[int, float]] = []
         for configuration in found:
@@ -271,7 +271,7 @@ class _Cell:
         return thinned(points, MOST_POINTS)
 
     def _contest(self) -> list[dict[str, Any]]:
-        """The best of the search on fresh seeds, best first."""
+        """The finalists on the contest seeds, best first."""
         return [
             {
                 "values": [c.values.get(name) for name in self._varied],
@@ -288,7 +288,8 @@ class _Cell:
         return {"name": name, "scale": usable, "numeric": numeric}
 
     def _winner(self, found: Sequence[Configuration]) -> int | None:
-        """The index of the winner among the configurations of the search; a contest has separate trials of it."""
+        """The index of the winner among the configurations of the search, with the most rounds if several match. The
+        contest has separate trials of it."""
         alike = [number for number, c in enumerate(found) if self._is_winner(c)]
         return max(alike, key=lambda number: float(found[number].values["rounds"]), default=None)
 
@@ -387,7 +388,7 @@ def _partitions(ledger: Ledger, study: Study) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Values that JSON can hold, with seven digits; infinity becomes the text "inf"."""
+    """Values that JSON can hold, with seven digits; nan becomes null, an infinity the text "inf" or "-inf"."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

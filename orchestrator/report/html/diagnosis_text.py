@@ -17,7 +17,7 @@ from trainables import metrics
 
 MOST_NAMED = 3
 NEVER, ALWAYS = 1.0, 99.0
-"""Percent of clipped rows."""
+"""Percent of gradients that are clipped."""
 INFLATED = 2.0
 """Noise with equal weights, relative to weights by size, that is worth a sentence."""
 LARGE_ERROR = 2.0
@@ -31,12 +31,12 @@ Counts = Mapping[SettingId, Sequence[Sequence[int]]]
 
 def diagnoses(results: Results) -> list[str]:
     """Cause and remedy; the most important first."""
-    found = [_edges] if results.study.private else [_at_chance, _noise, _clipping, _small_clients, _validation, _edges]
-    return [sentence for diagnose in found for sentence in diagnose(results)]
+    checks = [_edges] if results.study.private else [_at_chance, _noise, _clipping, _small_clients, _validation, _edges]
+    return [sentence for diagnose in checks for sentence in diagnose(results)]
 
 
 def _at_chance(results: Results) -> Iterator[str]:
-    """By two standard errors: of an accuracy on the test rows, of other metrics over the seeds."""
+    """No method beats guessing by two standard errors: over test rows for accuracy, over seeds for other metrics."""
     metric = metrics.get(results.study.objective)
     for setting in results.settings:
         for epsilon in results.study.epsilons:
@@ -132,7 +132,7 @@ def _small_clients(results: Results) -> Iterator[str]:
 
 
 def _validation(results: Results) -> Iterator[str]:
-    """Too few validation rows, in total or of the rarest class, which validation rows have in proportion."""
+    """Too few validation rows, in total or of the rarest class. Its share is taken to be that in the train rows."""
     for setting in results.settings:
         facts, cells = results.facts(setting), results.of(setting)
         scores = [cell.search.choice.score for cell in cells if cell.search.choice]

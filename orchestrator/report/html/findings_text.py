@@ -33,7 +33,8 @@ def summary(results: Results) -> list[dict[str, Any]]:
 
 
 def _baseline(results: Results, setting: str) -> str:
-    """Empty where it is not recorded, or is not a function of the classes' shares; also in a private search."""
+    """What a constant prediction scores. Empty without recorded class counts, in a private search, and for metrics
+    other than accuracy and balanced accuracy."""
     cells = results.of(setting)
     shares = class_shares(cells[0], results.class_counts) if cells and not results.study.private else []
     if results.study.objective == "accuracy" and shares:
@@ -75,7 +76,7 @@ def _leader(order: Sequence[CellResult], results: Results) -> str:
 
 
 def _lead(best: CellResult, second: CellResult, results: Results) -> str:
-    """By how much, positive in the better direction."""
+    """By how much the best leads the second, with an interval whose positive values are better."""
     gap, objective = difference(best, second), results.study.objective_spec
     if gap is None:
         return ""

@@ -1,10 +1,10 @@
 """Hyperparameter importance: the share of the variance of a search's scores that each hyperparameter explains.
 
 A grid is a full factorial design, so its analysis of variance is exact: functional ANOVA (Hutter et al. 2014) without
-the forest. The share of a hyperparameter is the variance of the mean scores of its values; the share of a pair is the
-variance of its joint means beyond both; the remainder is of higher order. A configuration that diverged or failed
-counts as the worst one that finished. Where trials are not a grid, values are put into at most five bins of equal
-counts, each hyperparameter is analysed alone, and pairs are left out.
+the random forest. The share of a hyperparameter is the variance of the mean scores of its values; the share of a pair
+is the variance of its joint means beyond both; the remainder is of higher order. A configuration without a mean,
+because a seed diverged or failed, counts as the worst one with a mean. Where trials are not a grid, values are put into
+at most five bins of equal counts, each hyperparameter is analysed alone, and pairs are left out.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Importance:
 
 
 def importance(configurations: Sequence[Configuration], objective: Objective) -> Importance | None:
-    """None if nothing varies."""
+    """None if no hyperparameter or no score varies, or if no configuration has a mean."""
     names = varied(configurations)
     costs = [math.nan if c.mean is None else objective.cost(c.mean) for c in configurations]
     if not names or np.isnan(costs).all():

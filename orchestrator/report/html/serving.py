@@ -71,7 +71,7 @@ class Following:
 
 class Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that closes its connection early is nothing to tell the user."""
+        """Ignore connection errors, such as a client that closes its connection early."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 

@@ -10,8 +10,9 @@ from orchestrator.reproduction.our_results import OurResult, OurResults
 from orchestrator.reproduction.paper_tables import FEDSOFIM
 
 EARLY, MIDDLE = 10, 30
-"""The rounds that the paper calls early, and by which it sees some methods saturate."""
+"""The round that the paper calls early, and the round by which some methods saturate according to it."""
 TIGHT, LOOSE = (0.5, 1.0), (5.0, 10.0)
+"""Values of eps."""
 JOINT = 0.5
 """Points within which the paper speaks of a joint best (three of its margins are 0.03 to 0.37)."""
 OTHER_DRAW, PER_SEED = " (partition ", " (partition by seed)"
@@ -20,7 +21,7 @@ OTHER_DRAW, PER_SEED = " (partition ", " (partition by seed)"
 
 @dataclass(frozen=True)
 class Regime:
-    """The plain methods of one study in one setting at one budget."""
+    """The plain methods of one study in one setting at one budget, with one search variant."""
 
     setting: str
     epsilon: float
@@ -69,7 +70,7 @@ class Evidence:
 
     @cached_property
     def regimes(self) -> list[Regime]:
-        """Those with the papers' search, or all if there are none: every setting counts once."""
+        """Those with the papers' search, so that a setting does not count twice; all if there are none."""
         return [regime for regime in self._all_regimes if regime.paper_search] or self._all_regimes
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What the way of choosing winners changes: one seed or several, validation rows or test rows."""
+"""How the choice of winners affects results: by one seed or several, on validation or on test rows."""
 
 import math
 from collections.abc import Sequence
@@ -9,21 +9,22 @@ from orchestrator.reproduction.findings.finding import FAILS, HOLDS, IN_PART, Fi
 from orchestrator.reproduction.our_results import OurResult
 
 GRID = "grid of "
-"""Prefix of labels in the study that confirms every configuration of a grid, so that test rows could choose."""
+"""Prefix of labels in the study that confirms every configuration of a grid, to choose among them on test rows."""
 
 
 def one_seed(evidence: Evidence) -> Finding | None:
     """The same methods with the papers' search and with ours."""
     pairs = []
-    for ours in evidence.results.select(plain=True, paper_search=True, finished=True):
-        key = {"setting": ours.setting, "clients": ours.clients, "epsilon": ours.epsilon, "label": ours.label}
-        pairs += [(ours, o) for o in evidence.results.select(**key, paper_search=False, plain=True, finished=True)]
+    for papers in evidence.results.select(plain=True, paper_search=True, finished=True):
+        key = {"setting": papers.setting, "clients": papers.clients, "epsilon": papers.epsilon, "label": papers.label}
+        same = evidence.results.select(**key, paper_search=False, plain=True, finished=True)
+        pairs += [(papers, ours) for ours in same]
     if not pairs:
         return None
     gains = _gains(pairs)
     moved = sum(abs(gain) > 1 for gain in gains)
     papers, ours = max(pairs, key=lambda pair: abs(pair[1].mean() - pair[0].mean()))
-    settings = dict.fromkeys(ours.setting for ours, _ in pairs)
+    settings = dict.fromkeys(papers.setting for papers, _ in pairs)
     sentences = [
         f"Our search (several seeds, a contest, grids that refine) changes the final accuracy of {len(pairs)} cells by "
         f"{fmean(gains):+.2f} points on average; {moved} of them change by more than a point.",

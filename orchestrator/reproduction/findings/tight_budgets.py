@@ -74,7 +74,7 @@ def only_at_tightest(leads: Sequence[Regime]) -> str:
 
 
 def by_noise(calibrated: str, released: str) -> str:
-    """A claim that only holds for the released program is about that program's noise."""
+    """One verdict, or both if the claim holds only with the noise of the released program."""
     if calibrated == FAILS and released in (HOLDS, IN_PART):
         return f"depends on the noise: {released} as released, {calibrated} with noise calibrated to ε"
     return calibrated
