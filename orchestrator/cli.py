@@ -125,7 +125,7 @@ def main() -> None:
 
 
 def _refuse_home_of_another_user() -> None:
-    """Caches, keys and tokens there are executed or believed."""
+    """Code in caches there is executed, and keys and tokens there are trusted."""
     home = os.environ.get("HOME", "")
     if os.path.isabs(home) and (other := replaceable_part(Path(home))) is not None:
         raise UserError(f"HOME = {home!r}: another user can replace {other}; set HOME to a folder of your own")
@@ -160,7 +160,7 @@ def _load_plugins(names: list[str]) -> None:
 
 
 def _command(error: Exception) -> str:
-    """The command that was not understood, with a space; empty if there was none."""
+    """The command that the error is about, followed by a space; empty if there is none."""
     words, context = "", getattr(error, "ctx", None)
     while context is not None and context.parent is not None:
         words, context = f"{context.info_name} {words}", context.parent
@@ -168,7 +168,7 @@ def _command(error: Exception) -> str:
 
 
 def _fail(sentence: str, code: int = 2) -> None:
-    sentence, newline, trace = sentence.partition("\n")  # of an exception in a plug-in
+    sentence, newline, trace = sentence.partition("\n")  # after the first line: the traceback of a plug-in
     _write_error(f"fedsweep: {sentence}{'' if sentence.endswith('?') else '.'}\n{trace}{newline}")
     sys.exit(code)
 

@@ -16,7 +16,7 @@ from trainables.urls import shown
 
 
 def printable(text: str) -> str:
-    """Control characters become spaces: names may be untrusted, and a terminal would obey them."""
+    """Control characters become spaces: names may be untrusted, and a terminal would interpret them."""
     return "".join(character if character.isprintable() or character in "\n\t" else " " for character in text)
 
 

@@ -2,8 +2,10 @@
 
 `python -m` and `python -c` search the current folder before everything else, so a `torch.py` in a downloaded results
 folder would be executed. The folder stays if the user named it in PYTHONPATH or if it is the folder of this program.
-A package that is installed in place may add a relative path, which names nothing: it stays unless the current folder
-has such a file, whose entry points libraries would call. This module imports only what Python has loaded already.
+An editable install may add a placeholder, a relative path that does not exist. It stays, unless the current folder
+holds a file of that name: libraries would call its entry points.
+
+This module imports only modules that are loaded already.
 """
 
 import os

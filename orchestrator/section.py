@@ -14,6 +14,6 @@ class Section(BaseModel):
 
     @classmethod
     def of(cls, settings: Section) -> Self:
-        """Settings that are known to be of this class."""
+        """`settings`, which must be of this class, with the narrower type."""
         assert isinstance(settings, cls)
         return settings

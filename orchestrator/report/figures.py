@@ -188,8 +188,8 @@ def _all_series(results: Results) -> list[Series]:
 
 
 def load_matplotlib() -> None:
-    """Not in the current folder, where matplotlib would read its settings first. They may be a stranger's: LaTeX,
-    switched on there, reads any file that a label names."""
+    """Import matplotlib from another folder: it would first read settings in the current one, which may come from
+    anyone. If they switch on LaTeX, a label can include any file."""
     with contextlib.chdir("/"):
         import matplotlib
     matplotlib.use("Agg")
@@ -358,7 +358,7 @@ def _save(figure: Figure, folder: Path, name: str, note: str) -> list[Path]:
 
     paths = [folder / f"{name}.{ending}" for ending in METADATA]
     with pyplot.rc_context(STYLE), warnings.catch_warnings():
-        # it would contain the character, which a terminal might follow
+        # the warning would contain the character, which a terminal might interpret
         warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
         for path in paths:
             with replacing(path) as file:

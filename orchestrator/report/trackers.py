@@ -1,7 +1,7 @@
 """Export to MLflow and W&B.
 
-Both tools use files of the current folder, which may be a stranger's: settings that name a server for the user's key,
-stores, and the configuration of a git repository, which names commands that git executes.
+Both tools use files of the current folder, which may come from anyone: settings with the server that gets the user's
+key, stores of runs, and the configuration of a git repository, which can name commands that git executes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trainables.errors import UserError
 
 
 def write_mlflow(ledger: Ledger, results: Results, folder: Path) -> list[str]:
-    """Into the store that the user has named. MLflow's default would be whatever lies in the current folder."""
+    """Add the runs to the store that the user has named. MLflow's default is a store in the current folder."""
     mlflow = _module("mlflow")
     if not mlflow.is_tracking_uri_set():
         raise UserError(
@@ -48,7 +48,7 @@ def write_mlflow(ledger: Ledger, results: Results, folder: Path) -> list[str]:
 
 
 def write_wandb(ledger: Ledger, results: Results, folder: Path) -> list[str]:
-    """W&B keeps its files, and runs that are offline, in WANDB_DIR, or in a new folder inside `folder`."""
+    """W&B keeps its files and offline runs in WANDB_DIR, or in a new folder inside `folder`."""
     runs, chosen = list(tracked_runs(ledger, results)), os.environ.get("WANDB_DIR")
     folder.mkdir(parents=True, exist_ok=True)
     root = Path(chosen).absolute() if chosen else Path(tempfile.mkdtemp(prefix="runs-", dir=folder)).absolute()

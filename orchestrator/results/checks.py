@@ -1,7 +1,7 @@
 """Checks of values that are read from a ledger.
 
 A ledger may come from anyone, and SQLite may return any type from any column. Keys and names become parts of paths, and
-numbers become sizes. A value that a ledger cannot hold raises sqlite3.DataError, which `Ledger.read` reports.
+numbers become sizes. An invalid value raises sqlite3.DataError, which `Ledger.read` and `Ledger.write` report.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ def text(value: Any) -> str:
 
 
 def line(value: Any) -> str:
-    """Text on one line: a terminal would follow control characters."""
+    """Text on one line: a terminal would interpret control characters."""
     if text(value).isprintable():
         return value
     return "".join(character if character.isprintable() else " " for character in value)
 
 
 def content(value: Any) -> Any:
-    """JSON."""
+    """A value, read from JSON."""
     try:
         return json.loads(text(value))
     except (ValueError, RecursionError) as error:  # ValueError: also a number of a thousand digits
@@ -142,7 +142,7 @@ def accuracy(value: Any) -> float | None:
 
 
 def spec(value: Any) -> dict[str, Any]:
-    """A trial specification, read from JSON. Pydantic checks the rest where a trial is built from it."""
+    """A trial specification, read from JSON. Pydantic checks the other fields where a trial is built from it."""
     found = read_parts(text(value))
     if found is None:
         found = content(value)
@@ -232,7 +232,7 @@ def _metrics(value: Any) -> dict[str, dict[int, Any]]:
 
 @lru_cache(maxsize=10_000)
 def _metric(name: str) -> str:
-    """It becomes a column next to others."""
+    """The name of a metric, which becomes the name of a column."""
     if not 0 < len(name) <= LONGEST_NAME or not name.isprintable() or name in NOT_METRICS:
         raise _refused(name, "the name of a metric")
     return name

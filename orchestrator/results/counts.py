@@ -1,7 +1,7 @@
 """Counts of trials that the ledger keeps next to them, so that `fedsweep status` need not read a million rows.
 
-Every function is a part of the transaction that changes the trials or the stages. `recount` computes all counts from
-the trials and stages themselves; the others only what has changed.
+Functions that write are called inside the transaction that changes the trials or the stages. `recount` computes all
+counts from the trials and stages themselves; the others only update what has changed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def are_right(db: sqlite3.Connection) -> bool:
 
 def numbers(db: sqlite3.Connection, keys: Sequence[str]) -> dict[str, int]:
     """The numbers of these trials; new ones get the next numbers."""
-    found = dict(_each(db, "SELECT key, number FROM trial_keys WHERE key IN", keys))
+    found = dict(_select_in(db, "SELECT key, number FROM trial_keys WHERE key IN", keys))
     new = [key for key in dict.fromkeys(keys) if key not in found]
     (last,) = db.execute("SELECT coalesce(max(number), 0) FROM trial_keys").fetchone()
     numbered = {key: number for number, key in enumerate(new, checks.count(last) + 1)}
@@ -68,7 +68,7 @@ def numbers(db: sqlite3.Connection, keys: Sequence[str]) -> dict[str, int]:
 
 def states(db: sqlite3.Connection, trials: Iterable[int]) -> dict[int, str]:
     """The states of those of these trials that have ended."""
-    return dict(_each(db, "SELECT number, state FROM trials WHERE number IN", list(trials)))
+    return dict(_select_in(db, "SELECT number, state FROM trials WHERE number IN", list(trials)))
 
 
 def opened(db: sqlite3.Connection, place: Place, members: Sequence[tuple[int, str]]) -> None:
@@ -83,7 +83,7 @@ def opened(db: sqlite3.Connection, place: Place, members: Sequence[tuple[int, st
     free = [(position, key) for position, key in members if position not in taken]
     by_key = numbers(db, [key for _, key in free])
     new, trials = [(position, by_key[key]) for position, key in free], list(by_key.values())
-    known = {trial for (trial,) in _each(db, "SELECT trial FROM stages WHERE trial IN", trials)}
+    known = {trial for (trial,) in _select_in(db, "SELECT trial FROM stages WHERE trial IN", trials)}
     ended = states(db, trials)
     db.executemany("INSERT INTO stages VALUES (?, ?, ?, ?, ?)", ((*place, *member) for member in new))
     changes = Counter({(*place, OPENED): len(new), (*EVERYWHERE, OPENED): len(trials) - len(known)})
@@ -97,7 +97,7 @@ def closed(db: sqlite3.Connection, place: Place, start: int) -> None:
     where = "WHERE cell = ? AND strategy = ? AND stage = ? AND position >= ?"
     trials = [trial for (trial,) in db.execute(f"SELECT trial FROM stages {where}", (*place, start))]
     db.execute(f"DELETE FROM stages {where}", (*place, start))
-    left = {trial for (trial,) in _each(db, "SELECT trial FROM stages WHERE trial IN", trials)}
+    left = {trial for (trial,) in _select_in(db, "SELECT trial FROM stages WHERE trial IN", trials)}
     ended, gone = states(db, trials), set(trials) - left
     removed = Counter({(*place, OPENED): len(trials), (*EVERYWHERE, OPENED): len(gone)})
     removed.update((*place, ended[trial]) for trial in trials if trial in ended)
@@ -106,11 +106,11 @@ def closed(db: sqlite3.Connection, place: Place, start: int) -> None:
 
 
 def ended(db: sqlite3.Connection, before: Mapping[int, str], after: Mapping[int, str]) -> None:
-    """Trials have these states now. `before`: the states of those that had ended before."""
+    """Count trials under their new states. `before`: the old states of those that had ended before."""
     changed = [trial for trial, state in after.items() if before.get(trial) != state]
     changes: Counter[tuple[int, str, str, str]] = Counter()
     seen = set()
-    for *place, trial in _each(db, "SELECT cell, strategy, stage, trial FROM stages WHERE trial IN", changed):
+    for *place, trial in _select_in(db, "SELECT cell, strategy, stage, trial FROM stages WHERE trial IN", changed):
         everywhere = [] if trial in seen else [EVERYWHERE]
         seen.add(trial)
         for cell, strategy, stage in (place, *everywhere):
@@ -121,8 +121,8 @@ def ended(db: sqlite3.Connection, before: Mapping[int, str], after: Mapping[int,
 
 
 def computed(db: sqlite3.Connection, places: Iterable[tuple[str, str]]) -> dict[tuple[str, str], int]:
-    """The last session has computed one trial at each of these places: a list of nodes, as JSON, and the digest of
-    their code. The numbers of the origins."""
+    """Count one trial of the last session at each of these places: a list of nodes, as JSON, and the digest of their
+    code. Returns the numbers of the origins, by place."""
     (session,) = db.execute("SELECT coalesce(max(number), 0) FROM sessions").fetchone()
     counted = Counter(places)
     origins = {place: origin(db, session, *place) for place in counted}
@@ -132,7 +132,7 @@ def computed(db: sqlite3.Connection, places: Iterable[tuple[str, str]]) -> dict[
 
 
 def origin(db: sqlite3.Connection, session: int, nodes: str, code: str) -> int:
-    """The number of an origin, which is new if it is not known."""
+    """The number of an origin, which is added if it is not known."""
     known = (session, nodes, code)
     db.execute("INSERT OR IGNORE INTO origins (session, nodes, code, trials) VALUES (?, ?, ?, 0)", known)
     return db.execute("SELECT number FROM origins WHERE session = ? AND nodes = ? AND code = ?", known).fetchone()[0]
@@ -145,7 +145,8 @@ def _change(db: sqlite3.Connection, changes: Mapping[tuple[int, str, str, str], 
     )
 
 
-def _each(db: sqlite3.Connection, query: str, trials: Sequence[str | int]) -> Iterator[tuple]:
+def _select_in(db: sqlite3.Connection, query: str, trials: Sequence[str | int]) -> Iterator[tuple]:
+    """The rows of a query that ends with IN, for these keys or numbers of trials."""
     for start in range(0, len(trials), KEYS_PER_QUERY):
         chunk = trials[start : start + KEYS_PER_QUERY]
         yield from db.execute(f"{query} ({', '.join('?' * len(chunk))})", chunk)

@@ -1,11 +1,11 @@
-"""When a trained model is of little use: what `train` and the reports of studies say is decided here."""
+"""When a trained model is of little use. `train` and the reports of studies warn by the same rules."""
 
 from __future__ import annotations
 
 import math
 
 NOISY = 1.05
-"""Noise relative to the signal that is worth a sentence."""
+"""Above this `noise_to_signal`, users are warned."""
 
 
 def noise_to_signal(noise: float, signal: float, rounds: int) -> float:
@@ -14,7 +14,7 @@ def noise_to_signal(noise: float, signal: float, rounds: int) -> float:
 
 
 def least_useful_accuracy(largest: float, rows: int) -> float:
-    """The accuracy of always answering the largest class, and two standard errors on `rows` test rows. `largest`: the
-    share of that class, in percent, as is the result."""
+    """The accuracy of always predicting the largest class, plus two standard errors on `rows` test rows, in percent.
+    `largest`: the share of that class, in percent."""
     share = largest / 100
     return largest + 200 * math.sqrt(share * (1 - share) / max(1, rows))

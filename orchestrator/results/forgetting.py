@@ -112,10 +112,8 @@ def dependent_stages(
                 for key, position in _of_other_budgets(stages, (cell, name, stage), first, variant).items():
                     dependent[key] = min(position, dependent.get(key, position))
     for cell, name, stage in stages:
-        if (
-            warm_start and name in searches_changed and stage in ("contest", "confirm")
-        ):  # winners of other cells take part
-            dependent[cell, name, stage] = 0
+        if warm_start and name in searches_changed and stage in ("contest", "confirm"):
+            dependent[cell, name, stage] = 0  # the best configurations of other budgets join the contest
     return {key: position for key, position in dependent.items() if key in stages}
 
 

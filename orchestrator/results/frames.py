@@ -79,7 +79,7 @@ def rounds(ledger: Ledger, results: Results, stage: str | None = None) -> pd.Dat
 
 
 def cells(results: Results) -> pd.DataFrame:
-    """One row per cell: its search, and the test score after the last round."""
+    """One row per cell and search variant: the search, and the test score after the last round."""
     lines = []
     for cell in results.cells:
         final = cell.curve.get(cell.last)
@@ -101,7 +101,7 @@ def cells(results: Results) -> pd.DataFrame:
 
 
 def winners(results: Results) -> pd.DataFrame:
-    """One row per cell that has a winner: its hyperparameters."""
+    """One row per cell and search variant with a winner: its hyperparameters."""
     lines = [
         {**names(cell), "cell": cell.name, **cell.search.chosen}
         for cell in results.cells
@@ -113,8 +113,8 @@ def winners(results: Results) -> pd.DataFrame:
 def _ended(
     ledger: Ledger, results: Results, only: str | None = None, *, whole: bool = True
 ) -> Iterator[tuple[CellResult, str, Row]]:
-    """In the order of the tables, then of the stages; of a private search only the winners. `whole=False`: without
-    metrics."""
+    """Trials that have ended, in the order of the tables, then of the stages; of a private search only the confirm
+    runs. `whole=False`: without metrics."""
     for cell in results.cells:
         if results.study.private:
             yield from ((cell, "confirm", row) for row in cell.confirm.values() if only in (None, "confirm"))

@@ -565,7 +565,7 @@ class Ledger:
             for (cell, strategy, stage), position in stages.items():
                 counts.closed(self._db, (self._cell_number(cell), strategy, stage), position)
             if forgotten:
-                self._db.execute("DELETE FROM trials WHERE number NOT IN (SELECT number FROM trial_keys)")  # damaged
+                self._db.execute("DELETE FROM trials WHERE number NOT IN (SELECT number FROM trial_keys)")  # no key
                 counts.recount(self._db)
 
     def damaged_rows(self) -> list[str]:
@@ -927,7 +927,7 @@ def _connect(uri: str, folder: Path, page_cache_mb: int = PAGE_CACHE_MB) -> sqli
 
 
 def _refuse_links(folder: Path) -> None:
-    """SQLite would follow them, and would delete a file that a journal names."""
+    """SQLite would follow links, and would delete a file that a journal names."""
     for name in SQLITE_FILES:
         files.refuse_other_names(folder / name)
     journal = folder / "ledger.sqlite-journal"

@@ -106,7 +106,7 @@ class ResultsLocation:
         return ""
 
     def upload_tables(self) -> None:
-        """Tables were rebuilt in a copy opened for reading: publish them."""
+        """Upload tables that were rebuilt in a copy opened for reading."""
 
     def lock_holder(self) -> str | None:
         """The driver that holds the lock at a URL, if any. A local folder is locked by its ledger instead."""
@@ -149,7 +149,7 @@ class RemoteLocation(ResultsLocation):
       blocks its successor for that long at most.
     * One thread renews the lock and looks for stop requests, another uploads the ledger when it has grown: an upload
       that takes long does not let the lock expire. A failed step is retried later. The main thread talks to them
-      through `_recorded`, `_wake` and `_closing`; they answer through `_stop` and `_lock_lost`.
+      through `_recorded`, `_wake`, `_closing` and `_closed`; they answer through `_uploaded`, `_stop` and `_lock_lost`.
     * A driver that was suspended may have lost the lock. It checks the lock before each upload becomes visible. If the
       lock is lost, it uploads nothing more, keeps the remaining rows, and stops. Results stay correct, because a ledger
       row is a pure function of its key: at worst, trials are computed twice.
@@ -350,6 +350,7 @@ class RemoteLocation(ResultsLocation):
 
     @contextlib.contextmanager
     def _keeping_unsent_rows(self) -> Iterator[None]:
+        """If the lock is lost, note it instead of raising: `_release_lock` then keeps the working copy."""
         try:
             yield
         except LockLostError as error:

@@ -15,7 +15,7 @@ from trainables.privacy.publication import Publication, total_epsilon
 
 
 def search_of(cell: CellResult, study: Study) -> Search | None:
-    """The private search of a cell, as far as its price depends on it; None if it has not begun."""
+    """The private search of a cell as input of the privacy account; None if it has not begun."""
     worst = cell.search.worst_epsilon
     if worst is None:
         return None
@@ -24,7 +24,7 @@ def search_of(cell: CellResult, study: Study) -> Search | None:
 
 
 def publication_of(cell: CellResult, study: Study) -> Publication | None:
-    """The private search of a cell; also one without a winner: that it has none is known to everybody."""
+    """The private search of a cell. One without a winner counts, too: it publishes that it has none."""
     search = search_of(cell, study)
     return None if search is None else Publication(study.privacy.level, study.privacy.adjacency, searches=(search,))
 
@@ -36,6 +36,6 @@ def total_of(cells: Iterable[CellResult], study: Study) -> float:
 
 
 def sharing_records(results: Results, setting: str) -> list[CellResult]:
-    """The cells of a study that use the records of a setting, in whatever partition or data file."""
+    """The cells of a study that use the records of a setting, in any partition or data file."""
     here = {results.records.get(cell.cell_id.data) for cell in results.of(setting)}
     return [cell for cell in results.cells if results.records.get(cell.cell_id.data) in here]

@@ -1,4 +1,4 @@
-"""The ledger at a URL, sent in increments: what a pack adds to it, never the whole ledger per pack.
+"""The ledger at a URL. After most packs, only what the pack added is uploaded, not the whole ledger.
 
 SQLite appends every transaction to a log next to the ledger (write-ahead log). While a study runs, the log is not
 merged into the ledger; what it has grown by is uploaded as a new file. When the log has become larger than the ledger
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 LEDGER, LOGS = "ledger.sqlite", "ledger.log"
 CURRENT = f"{LOGS}/current"
-SMALLEST_MERGE = 1 << 24  # bytes of the log: a small ledger would be uploaded as a whole after every few packs
+SMALLEST_MERGE = 1 << 24  # bytes of the log; with less, a small ledger would be uploaded as a whole every few packs
 ATTEMPTS = 20  # to read a ledger that is replaced meanwhile
 HEADER, FRAME_HEADER = 32, 24  # bytes, in SQLite's format of the log
 
@@ -123,7 +123,7 @@ class _Log(NamedTuple):
     added: bytes
     """Whole transactions."""
     end: int
-    """Bytes of the log up to there."""
+    """Position in the log where `added` ends."""
 
 
 def _committed(log: Path, start: int) -> _Log | None:

@@ -3,9 +3,9 @@
 The lock is an object with the holder's token and the time of its last heartbeat. It expires if it is not renewed. A
 driver takes over an expired lock by creating a second object, named after the expired token, which only one driver can
 do: storage refuses to create an object that exists. So of several drivers one wins, and a driver that was suspended
-notices that it has lost the lock before it writes anything. No driver overwrites or deletes the lock of another: where
-the storage can replace an object on condition that it has not changed (S3), a renewal does so; elsewhere, the driver
-looks right before and after.
+notices that it has lost the lock before it writes anything. No driver overwrites or deletes a lock that another holds:
+where the storage can replace an object on condition that it has not changed (S3), a renewal does so; elsewhere, the
+driver reads the lock right before and after it writes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Holder(NamedTuple):
 
     @classmethod
     def parse(cls, content: bytes) -> Holder:
-        """Tokens become parts of paths."""
+        """Raises ValueError for an invalid token: tokens become parts of paths."""
         fields = json.loads(content)
         name, token, alive = str(fields["holder"]), str(fields["token"]), float(fields["alive"])
         if not TOKEN.fullmatch(token) or not name.isprintable():
@@ -62,7 +62,7 @@ class RemoteLock:
         self.name = f"process {os.getpid()} on {socket.gethostname()}"
         self.token = secrets.token_hex(8)
         self._version = ""
-        """The storage's name for what this driver wrote last; empty if it has none."""
+        """The ETag of this driver's last write; empty if the storage has none."""
         self._taken_over = ""
         """The token of the expired lock that this one replaces."""
 

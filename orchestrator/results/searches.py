@@ -55,7 +55,7 @@ class SearchedCell:
 
     @property
     def cell_name(self) -> str:
-        """For display."""
+        """For display, without the search variant."""
         return self.study.cell_name(self.setting, self.method, self.epsilon)
 
     @property
@@ -66,7 +66,7 @@ class SearchedCell:
 
 @dataclass(frozen=True)
 class SearchRecord(SearchedCell):
-    """How far the search of a cell is. Known from counts; the trials are read when they are asked for."""
+    """The progress of a cell's search, from the ledger's counts. The trials are read on first access."""
 
     counts: dict[str, Counter[str]]
     """Trials of every open stage by state; under "opened" all of them."""
@@ -75,7 +75,7 @@ class SearchRecord(SearchedCell):
     known_winner: Any = field(compare=False, default=None)
     """The winner that the ledger holds: a list that is empty if no trial finished; None if it is not known."""
     tasks: dict[tuple[str, str], SearchTask] = field(compare=False, default_factory=dict, repr=False)
-    """Shared by all records: a task of every method and variant, of any budget."""
+    """Cache that all records share: a task by method and variant, with any budget."""
 
     @cached_property
     def task(self) -> SearchTask:
@@ -93,12 +93,12 @@ class SearchRecord(SearchedCell):
     @cached_property
     def history(self) -> History:
         """Without configurations, which are in the rows of the trials. Stages are read before outcomes: while a study
-        runs, what is read later can only know more."""
+        runs, outcomes that are read later can only include more trials."""
         stages = self.stages
         return self._history(stages, self.ledger.outcomes(self.study.objective, (self.cell_id, self.variant.name)))
 
     def with_trials(self, stages: dict[str, list[str]], outcomes: dict[str, Outcome]) -> SearchRecord:
-        """Whose trials have been read already."""
+        """This record, with trials that were read already."""
         vars(self).update(stages=stages, history=self._history(stages, outcomes))
         return self
 
@@ -135,7 +135,7 @@ class SearchRecord(SearchedCell):
     @cached_property
     def winner(self) -> Choice | None:
         if self.known_winner is not None:
-            with contextlib.suppress(ValueError, TypeError, KeyError, IndexError, AttributeError):  # it is not one
+            with contextlib.suppress(ValueError, TypeError, KeyError, IndexError, AttributeError):  # damaged
                 return choice_from(self.known_winner)
         return winner(self.variant, self.history)
 
@@ -225,5 +225,5 @@ def choice_from(stored: Any) -> Choice | None:
 
 
 def configuration_of(spec: Mapping[str, Any], space: SearchSpace) -> Configuration:
-    """`spec`: of a trial."""
+    """The configuration of a trial, from its specification."""
     return space.configuration(spec["hyperparameters"], clip=spec["privacy"]["clip"], rounds=spec["rounds"])

@@ -1,7 +1,7 @@
 """Reads the specifications of very many trials from JSON.
 
 The text before the hyperparameters, the hyperparameters, and the text after them repeat from trial to trial. Each
-distinct part is parsed once. If all three are valid JSON objects once completed, their members are those of the whole.
+distinct part is completed to a JSON object and parsed once. If all are valid, their members are those of the whole.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 HYPERPARAMETERS, AFTER = '"hyperparameters":', ',"privacy":'  # as `TrialSpec` writes them
 NAME = re.compile(r"[A-Za-z_]\w{0,99}", re.ASCII)
 MOST_PARTS = 20_000
-LARGEST = 2**63  # beyond whole numbers in JSON: they become floats, or integers of Arrow
+LARGEST = 2**63  # integers must be smaller: they become floats, or int64 in Arrow
 
 
 def read_parts(text: str) -> dict[str, Any] | None:

@@ -221,7 +221,7 @@ def as_text(found: dict[str, Any]) -> str:
 
 
 def _failures_text(failed: dict[str, str]) -> list[str]:
-    """Trials that failed for the same reason once, with the traceback if there is one."""
+    """Each reason once, with the number of its trials, and the traceback if there is one."""
     by_reason: dict[str, list[str]] = {}
     for key, reason in failed.items():
         by_reason.setdefault(reason, []).append(key)

@@ -26,9 +26,9 @@ from trainables.errors import UserError
 from trainables.privacy.gaussian import mu_of
 
 MARGIN = 0.02
-"""Decades of noise beyond the searched budgets for which the surface still answers."""
+"""How far beyond the noise of the trials the surface still predicts, in decades."""
 CURVE = 25
-"""Budgets of a curve."""
+"""Number of evenly spaced budgets (in log eps) of a curve, to which the searched ones are added."""
 _mu = cache(mu_of)
 
 
@@ -37,7 +37,7 @@ class Result:
     """A trial that finished or diverged."""
 
     budget: int
-    """Number of the budget."""
+    """Index in `StudySurface.epsilons`."""
     stage: str
     row: Row
     score: float | None
@@ -123,7 +123,7 @@ class StudySurface:
 
     @cached_property
     def _sampling_credit(self) -> tuple[list[float], list[float]]:
-        """By log eps: how much larger mu is without credit for sampled rows than the claimed mu; 1 without sampling."""
+        """By log eps: mu without amplification by sampling, divided by the claimed mu; 1 without sampling."""
         firsts = {each.budget: each.row for each in reversed(self.results) if math.isfinite(each.row.epsilon_claimed)}
         delta = self.study.privacy.delta
         found = sorted(
@@ -133,7 +133,7 @@ class StudySurface:
         return [at for at, _ in found], [credit for _, credit in found]
 
     def _noise(self, epsilon: float, delta: float, release: Release, rounds: int) -> float:
-        """The noise multiplier of a run, as an adversary of the study's release model sees it."""
+        """The noise multiplier of a round, in the study's release model. `release`: the model that eps refers to."""
         mu = _mu(epsilon, delta)
         if math.isinf(mu):
             return 0.0
@@ -154,17 +154,17 @@ class StudySurface:
     ) -> Point:
         """The best configuration at a budget and its expected score on the validation rows. `delta`, `release` and
         `rounds` are the study's by default."""
-        delta, own_release = delta or self.study.privacy.delta, release or self.study.privacy.release
+        delta, claimed_release = delta or self.study.privacy.delta, release or self.study.privacy.release
         counts = self.lattice.rounds(self.study.stage_rounds(self.method).confirm)
         known = set(counts.tolist())
         self._check_rounds(rounds)
-        noise = {count: self._noise(epsilon, delta, own_release, count) for count in known}
+        noise = {count: self._noise(epsilon, delta, claimed_release, count) for count in known}
         configurations = self.lattice.configurations
         by_row = np.array([log_noise(noise[count]) for count in counts.tolist()])
         is_own = epsilon in self.epsilons and delta == self.study.privacy.delta
-        budget = self.epsilons.index(epsilon) if is_own and own_release == self.study.privacy.release else -1
+        budget = self.epsilons.index(epsilon) if is_own and claimed_release == self.study.privacy.release else -1
         low, high = self._range
-        # before the contest, no trial of a searched budget may have had the noise of a confirm run
+        # a searched budget is always usable: before its contest, all its trials may have other noise than a confirm run
         usable = (by_row >= low) & (by_row <= high) | (budget >= 0)
         if rounds is not None:
             usable &= counts == rounds
@@ -193,7 +193,7 @@ class StudySurface:
         )
 
     def _expected(self, points: NDArray[np.float64], budget: int, noise: float, rounds: int) -> Expected:
-        """Expected scores of configurations with the same rounds. `budget`: number of a searched budget, else -1."""
+        """Expected scores of configurations with the same rounds. `budget`: index of a searched budget, else -1."""
         if budget >= 0:
             return self.surface.expected(points, log_noise(noise), budget)
         own = self.study.privacy
@@ -211,7 +211,7 @@ class StudySurface:
     def curve(
         self, delta: float | None = None, release: Release | None = None, rounds: int | None = None
     ) -> list[Point]:
-        """Between the smallest and the largest finite budget, as far as the surface answers."""
+        """From the smallest to the largest finite budget, where the surface can predict."""
         self._check_rounds(rounds)
         finite = [epsilon for epsilon in self.epsilons if math.isfinite(epsilon)]
         between = np.geomspace(min(finite), max(finite), CURVE).tolist() if len(finite) > 1 else []
@@ -247,7 +247,7 @@ class StudySurface:
 
     @cached_property
     def finalists(self) -> list[Finalist]:
-        """Where the surface of the search was right and wrong: all configurations of the contests."""
+        """All configurations of the contests, with the predicted and the measured score."""
         space, objective = self.method.space(), self.study.objective_spec
         groups: dict[tuple[int, str], list[Result]] = defaultdict(list)
         for result in self.results:

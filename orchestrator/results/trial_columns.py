@@ -9,7 +9,7 @@ CHUNK = 1000  # trials in memory at a time
 
 
 class TrialColumns(NamedTuple):
-    """The fields of `Row`, by trial, and the specification read from JSON. All values are checked."""
+    """The fields of `Row`, a value per trial. All are checked. `content`: the specification, read from JSON."""
 
     key: Sequence[str]
     spec: Sequence[str]

@@ -73,12 +73,12 @@ class SearchResult:
     trials: int
     """Distinct trials of all stages before confirm opened so far."""
     trial_rounds: int
-    """Rounds that those of them ran that have ended."""
+    """Rounds run by these trials, as far as they have ended."""
     states: Counter[str]
     axes: dict[str, dict[str, Axis]]
     """The values tried of every hyperparameter, by stage."""
     seconds: tuple[float, ...]
-    """Seconds per round of every trial."""
+    """Seconds per round of every ended trial before confirm."""
     missing: int
     """Trials that have not ended, with those that later stages are expected to add; confirm runs included."""
     more_to_come: bool
@@ -150,7 +150,7 @@ class CellResult(SearchedCell):
 
 
 def _scores(row: Row, objective: Objective) -> dict[int, float]:
-    """Without the evaluation that found the trial diverged."""
+    """The objective by round, without the evaluation that found the trial diverged."""
     last = row.rounds - 1 if row.state == "diverged" else math.inf
     return {
         t: value for t, value in row.metrics.get(objective.metric, {}).items() if t <= last and math.isfinite(value)
@@ -214,7 +214,7 @@ class Results:
     ) -> Results:
         """`earlier`: results of the same ledger; cells that have not changed since are reused. `collector`: gets the
         trials of all other cells while they are read. `verified`: rows must match their checksums, and the ledger's
-        counts must be those of the trials; not for private searches."""
+        counts must be those of the trials; private searches are not verified."""
         study = study_of(ledger).as_shown
         known = {cell.name: cell for cell in earlier.cells} if earlier and earlier.study == study else {}
         reader = _Reader(ledger, study, known, collector, verified)
@@ -240,7 +240,7 @@ def _surfaces(ledger: Ledger, study: Study, earlier: Sequence[StudySurface]) -> 
 
 
 def record_winners(ledger: Ledger, results: Results) -> None:
-    """Let the ledger hold the winner of every search, so that `status` and `best` need not compute them."""
+    """Store the winners in the ledger, so that `status` and `best` need not compute them; none of a private search."""
     known = ledger.winners()
     with ledger.transaction():
         for cell in results.cells:
@@ -270,7 +270,7 @@ class _SearchTrials:
     def __init__(self, space: SearchSpace) -> None:
         self._space = space
         self._configurations: dict[tuple[int, Any, Any], tuple[Any, Configuration]] = {}
-        """By the identity of the hyperparameters, which seeds share, clip and rounds."""
+        """By `id` of the hyperparameters (one object for all seeds), clip and rounds."""
         self.stages: dict[str, list[str]] = {}
         self.outcomes: dict[str, Outcome] = {}
         self.configurations: dict[str, Configuration] = {}
@@ -345,7 +345,7 @@ class _Reader:
         return cell
 
     def _digest(self, record: SearchRecord) -> Digest | None:
-        """A digest to which the trials will be added."""
+        """A digest to which the trials will be added; None if rows are not verified."""
         counts = {stage: sorted(counts.items()) for stage, counts in record.counts.items()}
         return Digest(repr((record.facts, counts)).encode()) if self.verified else None
 
@@ -462,8 +462,8 @@ def confirm_runs(record: SearchRecord) -> dict[int, Row]:
 
 
 def _without_private_values(row: Row) -> Row:
-    """A confirm run as it may be shown: without its seed, the key of its noise, the hash of the data, and with the
-    metrics of the test rows alone. What clients measured beside their releases is not private."""
+    """A confirm run as it may be shown: without its key, its seed, the key of its noise and the hash of the data, and
+    with the metrics of the test rows alone. The noise does not protect what clients measured besides their releases."""
     spec = {**json.loads(row.spec), "seed": SECRET}
     spec.pop("noise_key", None)
     spec["problem"]["data"]["fingerprint"] = ""

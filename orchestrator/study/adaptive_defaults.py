@@ -12,7 +12,7 @@ from trainables.privacy.plan import PrivacySettings
 from trainables.privacy.shares import shares
 
 CLIPS = [1.0, 3.0, 10.0]
-"""Features are scaled to a length of about 8."""
+"""For features that are scaled to a length of about 8."""
 CLIP = 3.0
 """Where the clip is not tuned: in a single training run, in a study's own search space, which is taken as it is, and in
 spaces with many axes."""
@@ -21,7 +21,7 @@ FEW_AXES = 2
 
 
 def with_defaults(method: MethodSettings, *, scaled: bool, size_weighted: bool, clip_tuned: bool) -> MethodSettings:
-    """`method` with those defaults that it does not set itself. A program as its authors released it has none."""
+    """`method` with those defaults that it does not set itself. A method that runs as released gets none."""
     if method.as_released:
         return method
     changes: dict[str, Any] = {}
@@ -40,7 +40,8 @@ def with_defaults(method: MethodSettings, *, scaled: bool, size_weighted: bool, 
 def with_shares(
     given: PreprocessSettings, privacy: PrivacySettings, sizes: Sequence[int], features: int, *, allowed: bool
 ) -> Preprocess:
-    """The preprocessing with numbers for the shares that are `auto`: 0 unless the model allows it."""
+    """The preprocessing with numbers for the shares that are `auto`. `allowed`: whether the model allows centred and
+    scaled features; if not, these shares are 0."""
     numbers = given.model_dump()
     if open_ := [name for name in ("scale", "center") if numbers[name] == "auto"]:
         chosen = shares(privacy, sizes, features)._asdict()

@@ -48,7 +48,7 @@ class Setting:
     """Rows per client in the search."""
     features: int
     can_be_centred: bool
-    """Whether the model allows it."""
+    """Whether the model allows centred and scaled features."""
 
 
 @dataclass(frozen=True)
@@ -349,7 +349,8 @@ def _problem_of_seed(
 
 
 def _check_cell(cell: Cell, problems: Mapping[str, Problem]) -> None:
-    """Every configuration of both grids must be valid and have a privacy plan, for every partition."""
+    """Every configuration of both grids must be valid and have a privacy plan. One of them is checked with all contest
+    and confirm seeds, whose partitions may differ."""
     study, rounds = cell.study, cell.study.stage_rounds(cell.method)
     some = cell.space.grid(cell.space.coarse)[0]
     trials = [

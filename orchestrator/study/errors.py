@@ -26,7 +26,7 @@ class SettingError(UserError):
 
 @contextlib.contextmanager
 def errors_point_to(*at: str | int) -> Iterator[None]:
-    """User errors raised inside are about this setting."""
+    """Turn user errors raised inside into errors about this setting."""
     try:
         yield
     except SettingError:

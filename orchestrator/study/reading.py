@@ -83,7 +83,7 @@ def parse(text: str, file: str, folder: Path | None) -> Study:
 
 @contextlib.contextmanager
 def errors_name_lines(text: str, file: str) -> Iterator[None]:
-    """Errors about settings that are found after the data was loaded name the line in the study file."""
+    """Add the line in the study file to errors about settings that are found only when the data are loaded."""
     try:
         yield
     except SettingError as error:
@@ -111,7 +111,7 @@ def _with_search_spaces(content: dict[str, Any], folder: Path) -> dict[str, Any]
 
 
 def _read_space(file: Path, method: str) -> Any:
-    """Errors in the file name its own lines."""
+    """The content of a search space file. An error message has the line in that file."""
     space, marks = read_yaml(read_plain_text(file), str(file))
     try:
         MethodSettings.model_validate({"name": method, "search_space": space})

@@ -101,7 +101,7 @@ class Study(Section):
 
     @model_validator(mode="after")
     def _methods_carry_the_defaults(self) -> Study:
-        """A method's label names its options. A recorded study has all keys, so that nothing changes."""
+        """A method's label names its options. A recorded study sets all keys, so it gets no defaults."""
         if self.defaults == "adaptive":
             given = self.model_fields_set
             self.methods[:] = [
@@ -172,7 +172,7 @@ class Study(Section):
         return self
 
     @model_validator(mode="after")
-    def _model_needs_a_contest(self) -> Study:
+    def _single_seed_trials_need_a_contest(self) -> Study:
         for name in self.search.strategies:
             if STRATEGIES[name].chooses_seeds and ("single" in self.search.select or not self.seeds.contest):
                 raise invalid(

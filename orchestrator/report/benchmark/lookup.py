@@ -31,7 +31,7 @@ class Task:
     """A problem for hyperparameter tuners: one method at one budget in one setting."""
 
     trials: pd.DataFrame
-    """One row per trial."""
+    """One row per trial and evaluated round."""
     metric: str = "accuracy"
     """The metric of `curve` and of the objectives: accuracy or loss."""
     seeds: tuple[int, ...] | None = None

@@ -1,6 +1,6 @@
-"""What is remembered of the tables of a large study, so that the next ones are computed only for cells that changed.
+"""A cache for the tables of a large study: the next tables are computed only for cells that changed.
 
-It is in the user's cache folder: a results folder may come from anyone, and what it says must follow from its ledger.
+It is in the user's cache folder: a results folder may come from anyone, and its tables must follow from its ledger.
 The lines of trials.csv are taken from the file itself if they have the same hash.
 """
 
@@ -46,14 +46,14 @@ class KnownCell:
 class TableMemory:
     path: Path
     stamp: str
-    """Of everything besides the ledger that the tables depend on."""
+    """Hash of everything besides the ledger that the tables depend on."""
     columns: list[str] = field(default_factory=list)
     """Of trials.csv."""
     cells: dict[str, KnownCell] = field(default_factory=dict)
 
     @classmethod
     def load(cls, folder: Path, study: Study) -> TableMemory | None:
-        """Of a results folder; None if nothing can be remembered. Empty if it is of another study or program."""
+        """The cache of a results folder; None without a cache folder. Empty if the study or the code has changed."""
         try:
             place = files.user_folder("XDG_CACHE_HOME", ".cache") / "tables"
         except RuntimeError:

@@ -34,10 +34,11 @@ def sentences(results: Results, setting: str) -> list[str]:
             f"Effect of '{options}'{named}{_other_changes(both, clip)}: {_gains(both)}."
             for options, both in pairs.items()
         ]
-        duels = {"without options": _duels(plain), **{options: _duels(by_options[options]) for options in pairs}}
+        compared = {"without options": _by_order(plain)}
+        compared |= {options: _by_order(by_options[options]) for options in pairs}
         texts += [
             f"Second-order against first-order methods, {which}{named}: {text}."
-            for which, text in duels.items()
+            for which, text in compared.items()
             if text
         ]
     return texts
@@ -75,7 +76,7 @@ def _gains(pairs: Sequence[Pair]) -> str:
     return ", ".join(texts)
 
 
-def _duels(cells: Sequence[CellResult]) -> str:
+def _by_order(cells: Sequence[CellResult]) -> str:
     """The best second-order method against the best first-order method, at every budget."""
     texts = []
     for epsilon in dict.fromkeys(cell.epsilon for cell in cells):
@@ -84,12 +85,12 @@ def _duels(cells: Sequence[CellResult]) -> str:
         first = [cell for cell in here if not METHODS[cell.method.name].second_order]
         if first and second:
             # both were selected by these scores, so the interval is corrected for all pairs
-            text = _duel(_best(second), _best(first), len(first) * len(second))
+            text = _comparison(_best(second), _best(first), len(first) * len(second))
             texts.append(f"at {budget(epsilon)} {text}")
     return "; ".join(texts)
 
 
-def _duel(ours: CellResult, theirs: CellResult, comparisons: int) -> str:
+def _comparison(ours: CellResult, theirs: CellResult, comparisons: int) -> str:
     gap, objective = difference(ours, theirs, comparisons), ours.objective
     a, b = (cell.method.shown.removesuffix(f", {', '.join(cell.method.own_options)}") for cell in (ours, theirs))
     if gap is None:

@@ -116,7 +116,7 @@ def with_search(cell: CellResult, study: Study) -> float:
 
 
 def _other_units(rows: Sequence[Row]) -> dict[str, float]:
-    """The worst run as mu-GDP and as rho-zCDP, mu^2 / 2; nan with secret samples, which have neither."""
+    """The worst run as mu-GDP and as rho-zCDP, mu^2 / 2; nan with secret samples, whose account is not a single mu."""
     worst, delta = max(map(actual_epsilon, rows)), rows[0].trial.privacy.delta
     if any(row.epsilon_unsampled != actual_epsilon(row) for row in rows):
         return {"mu": math.nan, "rho_zcdp": math.nan}

@@ -1,4 +1,4 @@
-"""What may be published, and at which price: sentences in the caption of every table and in their README."""
+"""What may be published, and its privacy cost: sentences in the caption of every table and in their README."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainables.privacy.publication import ANALYST_ONLY, simulated_note
 
 
 def with_price(results: Results, table: Table, setting: str | None = None) -> Table:
-    """The table with the price of publishing it in its caption, or with the remark that it is for the analyst. Without
+    """The table with the cost of publishing it in its caption, or with the remark that it is for the analyst. Without
     a setting, it is about all records of the study."""
     if not results.study.private:
         return replace(table, note=ANALYST_ONLY)

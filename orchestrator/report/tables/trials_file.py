@@ -236,7 +236,7 @@ def _is_mixed(kinds: set[type], new: set[type]) -> bool:
 
 def _texts(column: Sequence[Any], kinds: set[type]) -> Iterable[str]:
     """Values that repeat are formatted once."""
-    if len(kinds - {type(None)}) > 1 or not kinds <= SCALARS:  # 1 == True; a stranger's ledger may hold lists
+    if len(kinds - {type(None)}) > 1 or not kinds <= SCALARS:  # 1 == True; a ledger from elsewhere may hold lists
         return map(_cell, map(_text, column))
     texts = {value: _text(value) for value in set(column)}
     if str in kinds:
