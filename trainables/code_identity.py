@@ -52,13 +52,13 @@ def accelerator_name(device: str) -> str:
 
 
 def digest(identity: CodeIdentity, accelerator: str = "") -> str:
-    """Of the code and of the device that runs it."""
+    """Hash of the code identity and of the name of the accelerator."""
     text = "\n".join(f"{name} {value}" for name, value in sorted({**identity, "accelerator": accelerator}.items()))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def differences(expected: CodeIdentity, found: CodeIdentity) -> str:
-    """As part of a sentence; empty if there are none."""
+    """The differences as part of a sentence; empty if there are none."""
     names = [name for name in {**expected, **found} if expected.get(name) != found.get(name)]
     return ", ".join(
         f"{name} is {found.get(name, 'missing')} instead of {expected.get(name, 'missing')}" for name in names
@@ -72,7 +72,7 @@ def check(expected: CodeIdentity, found: CodeIdentity, node: str) -> None:
 
 @cache
 def _hash_of_package() -> str:
-    """As found when the process first asks: a file that is edited later belongs to the next process."""
+    """Cached at the first call: this process keeps the hash if a file is edited later."""
     content = hashlib.sha256()
     for file in sorted(path for path in PACKAGE.rglob("*") if path.suffix in SOURCES):
         content.update(file.relative_to(PACKAGE).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")

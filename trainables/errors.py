@@ -27,7 +27,7 @@ def in_range(low: float, high: float, ends: str = "[]", /, **values: float) -> N
 def _shown(value: float) -> str:
     try:
         return f"{value:g}"
-    except OverflowError:  # a whole number beyond all floats
+    except OverflowError:  # an integer too large for a float
         return f"{value!s:.20}…"
 
 

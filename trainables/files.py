@@ -29,7 +29,7 @@ FOLDER = "FEDSWEEP_FOLDER"
 @contextlib.contextmanager
 def replacing(path: Path, *, mode: int = PUBLIC, durable: bool = False) -> Iterator[IO[bytes]]:
     """A file that takes the place of `path` at the end of the block: a reader never sees half of it. `durable`: it is
-    on disk then."""
+    flushed to disk (fsync) before that."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     try:
@@ -76,7 +76,7 @@ def open_plain(path: Path, *, follow: bool = False) -> IO[bytes]:
 
 
 def read_plain(path: Path, most: int, *, follow: bool = False) -> bytes:
-    """The content of a file of `most` bytes at most; it may be sparse, so its size says nothing about the disk."""
+    """The content of a file. One of more than `most` bytes is refused: a sparse file can be larger than the disk."""
     with open_plain(path, follow=follow) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
@@ -101,7 +101,7 @@ def refuse_link(path: Path) -> None:
 
 
 def refuse_other_names(path: Path) -> None:
-    """For a file that a library writes in place: refuse links of both kinds, pipes and devices. It may not exist."""
+    """For a file that a library writes in place: refuse links of both kinds, pipes and devices. It need not exist."""
     refuse_link(path)
     with contextlib.suppress(FileNotFoundError):
         if problem := _problem(path.stat()):
@@ -119,14 +119,14 @@ def subfolder(folder: Path, *names: str) -> Path:
 
 
 def current_folder() -> Path:
-    """That of the command. Workers of a local Ray have another one, and know it from a variable."""
+    """The folder that the command runs in. Workers of a local Ray run in another, and read $FEDSWEEP_FOLDER."""
     return Path(os.environ.get(FOLDER) or Path.cwd())
 
 
 def user_folder(variable: str, *default: str) -> Path:
-    """fedsweep's folder in $XDG_CACHE_HOME or $XDG_STATE_HOME, or in a folder of the home folder. Paths that are not
-    absolute are ignored, as in the XDG specification: they would name a folder in the current one, which may come from
-    anyone."""
+    """fedsweep's folder in the folder that `variable` names ($XDG_CACHE_HOME or $XDG_STATE_HOME), or in `default` in
+    the home folder. Relative paths are ignored, as in the XDG specification: they depend on the current folder, which
+    may come from anyone."""
     chosen = Path(os.environ.get(variable, ""))
     if not chosen.is_absolute():
         chosen = Path.home().joinpath(*default)
@@ -136,8 +136,8 @@ def user_folder(variable: str, *default: str) -> Path:
 
 
 def trusted_user_folder(variable: str, *default: str) -> Path:
-    """The same for what is executed or believed; it is made if it does not exist. Raises RuntimeError if another user
-    can replace what is in it, as with an inherited $HOME."""
+    """`user_folder` for files that are executed or trusted; it is made if it does not exist. Raises RuntimeError if
+    another user can replace its content, as with an inherited $HOME."""
     folder = user_folder(variable, *default)
     folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
     if (other := replaceable_part(folder)) is not None:
@@ -146,8 +146,8 @@ def trusted_user_folder(variable: str, *default: str) -> Path:
 
 
 def replaceable_part(path: Path) -> Path | None:
-    """The first folder, file or link on the way to `path` that another user than root owns, or can replace because
-    everyone may write to its folder. None if there is none, or if the path does not exist."""
+    """The first folder, file or link on the way to `path` that belongs to neither this user nor root, or that everyone
+    may write to (except sticky folders). None if there is none, or none before a part that does not exist."""
     current, parts, links = Path("/"), list(path.absolute().parts[:0:-1]), 0
     while parts:
         part = parts.pop()
@@ -187,10 +187,10 @@ def make_private(folder: Path, *names: str) -> None:
     for path, mode in ((folder, PRIVATE_FOLDER), *((folder / name, PRIVATE) for name in names)):
         with contextlib.suppress(FileNotFoundError):
             if stat.S_IMODE(path.stat().st_mode) & 0o077:
-                _close(path, mode)
+                _restrict(path, mode)
 
 
-def _close(path: Path, mode: int) -> None:
+def _restrict(path: Path, mode: int) -> None:
     if path.stat().st_uid != os.geteuid():
         raise UserError(f"{path} belongs to another user and is open to others: choose a folder of your own")
     path.chmod(mode)

@@ -21,7 +21,7 @@ PROPERTIES = re.compile(r"(?:[&!]\S*\s+)*")  # the anchor and the tag of a value
 
 
 def shown_yaml(text: str) -> str:
-    """A YAML text for people, without the credentials of URLs. A value may be quoted, or go on in the next line."""
+    """A YAML text for people, without the credentials of URLs. A value may be quoted, or continue on the next line."""
     nodes: dict[int, yaml.ScalarNode] = {}
     with contextlib.suppress(yaml.YAMLError, ValueError, RecursionError):  # the text may come from anyone
         _find_scalars(yaml.compose(text, yaml.SafeLoader) if len(text) <= LONGEST_SHOWN else None, nodes, set())
@@ -33,7 +33,7 @@ def shown_yaml(text: str) -> str:
 
 
 def _find_scalars(node: Any, found: dict[int, yaml.ScalarNode], seen: set[int]) -> None:
-    """By their places in the text."""
+    """Collect the scalars of a YAML tree, keyed by their position in the text."""
     if isinstance(node, yaml.ScalarNode):
         found[node.start_mark.index] = node
     elif isinstance(node, yaml.CollectionNode) and id(node) not in seen:

@@ -20,14 +20,15 @@ ENVIRONMENT_ERRORS = ("OutOfMemoryError", "AcceleratorError", "ClientStateLostEr
 
 
 class PluginError(UserError):
-    """The first line is a sentence, the others are the traceback. An exception of this type is deterministic: another
-    attempt would raise it again."""
+    """The first line is a sentence, the others are the traceback. An exception of this type is treated as
+    deterministic and not retried."""
 
 
 @contextlib.contextmanager
 def plugin_errors(what: str, *, retry_environment: bool = False) -> Iterator[None]:
     """Turn exceptions of `what` (such as "method dp-mine") into `PluginError`. `retry_environment`: leave errors of the
-    machine, such as a full disk or too little memory, as they are, because another attempt may succeed."""
+    machine, such as a full disk or too little memory, as they are, because another attempt may succeed. Without it,
+    only a `UserError` is left as it is."""
     try:
         yield
     except PluginError:

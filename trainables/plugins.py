@@ -190,7 +190,7 @@ def _check_not_shadowed(module: str, file: Path) -> None:
 def _can_be_found(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # the package of a dotted name
+    except ModuleNotFoundError:  # the parent package of a dotted name does not exist
         return False
     except Exception:  # a package that cannot be imported: loading it reports the error
         return True

@@ -62,13 +62,13 @@ def _may_continue(text: str, begin: int, end: int) -> bool:
 
 
 def _without_user(url: str) -> str:
-    """A number after a colon may be a port or the beginning of a password."""
+    """Remove everything up to the last @ also if the host has a colon: a password may begin like a port."""
     host = url.partition("/")[0]
     return url.rpartition("@")[2] if "@" in host or ":" in host else url
 
 
 def check_scheme(url: str) -> None:
-    """fsspec joins file systems with `::`."""
+    """Refuse schemes that are not in `OPENED`, and `::`, with which fsspec chains file systems."""
     if "::" in url or url.partition("://")[0] not in OPENED:
         raise UserError(f"{_printable(url)} is not a URL that fedsweep opens; the schemes are {', '.join(OPENED)}")
 
@@ -82,7 +82,7 @@ def is_local(files: Any) -> bool:
 
 
 def rename(files: Any, old: str, new: str) -> None:
-    """Put a file in the place of another. fsspec would move it into a folder that a link names."""
+    """Rename a file, replacing `new`. If `new` is a link to a folder, fsspec would move the file into that folder."""
     if is_local(files):
         os.replace(old, new)
     else:
@@ -90,8 +90,8 @@ def rename(files: Any, old: str, new: str) -> None:
 
 
 def refuse_links(files: Any, root: str, *names: str) -> None:
-    """If this is a folder on this machine, refuse links, pipes and devices of these names, with or without an ending,
-    and in its folders of these names: fsspec would write through links, and wait for a pipe."""
+    """In a folder on this machine, refuse links, pipes and devices with these names (any file extension), also inside
+    subfolders with these names: fsspec would write through links, and wait for a pipe."""
     if is_local(files) and os.path.isdir(root):
         for path in Path(root).iterdir():
             if path.name in names or path.name.startswith(tuple(f"{name}." for name in names)):

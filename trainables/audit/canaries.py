@@ -16,7 +16,7 @@ from trainables.models import at_cut, centring
 from trainables.models.centres import Centres
 from trainables.models.shard import Shard
 
-LENGTH = 4.0  # norm of a canary's features in clips: its gradient is clipped unless the canary is memorised
+LENGTH = 4.0  # norm of a canary's features, in clips; its gradient is clipped unless the canary is memorised
 USER_LENGTH = 100.0  # the same for the rows of a user: small steps, too, make an update longer than the clip
 MAX_FRACTION = 0.5  # of a client's rows that canaries may replace
 MAX_DEFAULT_CANARIES = 1000
@@ -31,17 +31,17 @@ class Canaries:
     rows: NDArray[np.int64]
     """The train rows that they replace."""
     clients: NDArray[np.int64]
-    """The client of each."""
+    """The client of each canary."""
     coins: NDArray[np.int64]
     """1: the canary is used; -1: its opposite, or no record."""
     x: NDArray[np.float32]
     y: NDArray[np.int64]
     which: NDArray[np.int64]
-    """The canary in each of `rows`."""
+    """The index of the canary in each of `rows`."""
 
     @classmethod
     def plant(cls, problem: Problem, trial: TrialSpec, count: int, seed: int) -> Canaries:
-        """At user level, clients."""
+        """Draw canaries: records, or at user level clients."""
         if trial.privacy.level == "user":
             return UserCanaries.plant_users(problem, trial, count, seed)
         rng = np.random.default_rng(seed)
@@ -54,7 +54,7 @@ class Canaries:
 
     @property
     def replaced(self) -> bool:
-        """Whether the opposite record replaces an absent canary, or nothing does."""
+        """Whether an absent canary is replaced by its opposite. If not, it is removed."""
         return self.trial.privacy.adjacency == "replace-one"
 
     def data(self, coins: NDArray[np.int64]) -> ProblemData:

@@ -1,8 +1,8 @@
 """Lower bounds on what one run reveals about the coins of its canaries.
 
 * `epsilon_lower_bound` (Steinke, Nasr and Jagielski 2023, theorem 5.2): from the number of correct guesses, for any
-  (eps, delta)-DP mechanism. Correct guesses are at most as frequent as coins that fall right with probability
-  e^eps / (e^eps + 1), plus a term in delta.
+  (eps, delta)-DP mechanism. Up to a term in delta, their number is stochastically dominated by a binomial one with
+  success probability e^eps / (e^eps + 1).
 * `fdp_mu_bound` (Mahloujifar, Melis and Chaudhuri 2025): from the number of correct guesses, for any mu-GDP mechanism.
   Let p_i be the probability of i correct guesses among g. Flipping the coin of a random canary turns i correct guesses
   into i - 1, so mu-GDP limits  sum_{i >= j} i p_i  by the blow-up of  sum_{i >= j} (g - i + 1) p_{i-1}  for every j.
@@ -10,8 +10,8 @@
 * `gaussian_mu_bound`: for releases that are known up to the coins and Gaussian noise, from all scores. Let E be the
   effects of the canaries on all releases, in units of the planned noise, G = E^T E, and p = E^T (releases - what the
   known rows contribute) = b G u + k N(0, G), where u are the coins, k is the actual noise in units of the planned one,
-  and b scales the effects. Then p - G u estimates k (chi-squared), and u^T p estimates b / k (noncentral t). Each bound
-  gets half of the error probability. A canary has mu_i = 2 b sqrt(G_ii) / k.
+  and b scales the effects. Then p - G u estimates k if b = 1 (chi-squared), and u^T p estimates b / k (noncentral t).
+  Each bound gets half of the error probability. A canary has mu_i = 2 b sqrt(G_ii) / k.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class CoinScores:
     def _independent(
         self, own: NDArray[np.int64], gram: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """What was seen and what is expected, in coordinates with independent noise: seen = b expected + k N(0, I)."""
+        """Observed and expected scores, in coordinates with independent noise: seen = b expected + k N(0, I)."""
         values, vectors = np.linalg.eigh(gram)
         kept = values > RANK_TOLERANCE * max(float(values.max()), 1e-300)
         roots = np.sqrt(values[kept])

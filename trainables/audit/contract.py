@@ -1,8 +1,8 @@
 """The contract of a method, as checks that run on any method: `fedsweep check-method`.
 
-Lanes, hosts and restarts: a method that fails gives results that depend on the other trials of its pack or on where it
-ran. Account, noise and audit: a method that fails leaks more than it claims. Reference: its server step is not what its
-paper says.
+Lanes, hosts and restarts: if these checks fail, results depend on the other trials of the pack or on where a trial
+ran. Account, noise and audit: if they fail, the method leaks more than it claims. Reference: if it fails, the server's
+step is not what the paper says.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ DATA = "synthetic-frozen:400,80,6,3"
 LANES = 21  # not a multiple of any vector width
 ROUNDS = 8
 AUDITED_ROUNDS = 12
-CLAIM = PrivacySettings(epsilon=5.0)  # a larger eps needs fewer runs
+CLAIM = PrivacySettings(epsilon=5.0)  # with the bound for Gaussian releases, a larger eps needs fewer runs
 # Secret samples of rows are computed lane by lane, a thousand times slower, and only the weaker bound for any mechanism
-# holds. With a smaller claim fewer runs can refute it. Local steps are left to the noise-shift audit.
+# holds. This bound needs fewer runs for a smaller eps. Local steps are left to the noise-shift audit.
 SAMPLED_CLAIM = PrivacySettings(epsilon=2.0)
 SAMPLED_REPETITIONS = 500
 SAMPLED_STEPS: Mapping[str, HyperValue] = {"local_steps": 1, "participation": 1.0}
@@ -172,7 +172,7 @@ def _failure(part: Part, method: Method) -> str:
 
 
 def _mixed_trials(method: Method, base: Mapping[str, HyperValue]) -> tuple[list[TrialSpec], Problem]:
-    """Lanes that differ in seed, clip, eps and every hyperparameter that may differ within a pack."""
+    """Lanes that differ in seed, clip, eps and every real-valued hyperparameter that may differ within a pack."""
     problem = problem_for(method, DATA, clients=5)
     rng = np.random.default_rng(1)
     trials = []

@@ -1,5 +1,5 @@
-"""Pairs of neighbouring data sets that a method is tried on: records as visible as a clip allows, of every class, a
-client with nothing to hide behind, and ordinary rows."""
+"""Pairs of neighbouring data sets that a method is tried on: records of every class that are as visible as the
+clip allows, a client whose other rows contribute nothing, and ordinary rows."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Neighbours:
     client: int
     data: ProblemData
     other: ProblemData | None
-    """None: the client is a user who contributes nothing."""
+    """None: in the second data set, the client contributes nothing (user level)."""
     limited: bool = True
-    """Whether the account limits the shift. It does not if all rows of a client change at record level; but a shift
-    must exist, whichever rows a method looks at."""
+    """Whether the account limits the shift. It does not if many rows of a client change at record level. Such a pair
+    tests that a shift exists, whichever rows a method uses."""
 
 
 def problem_for(method: Method, data: str = DATA, clients: int = CLIENTS) -> Problem:
-    """With the first model that the method accepts."""
+    """A small problem with the first model that the method accepts."""
     loaded = features.load(data)
     for model in ("softmax", "multinomial", "mlp:4"):
         spec = ProblemSpec(
@@ -54,7 +54,7 @@ def problem_for(method: Method, data: str = DATA, clients: int = CLIENTS) -> Pro
 
 
 def pairs(problem: Problem, level: Level, adjacency: Adjacency) -> Iterator[Neighbours]:
-    """The first pair is the most visible one, the last one a client without features."""
+    """The first pair is the most visible one, the last one a client without features (not for users with zero-out)."""
     make = _Pairs(problem, np.random.default_rng(7))
     smallest, *others, largest = np.argsort(problem.partition.sizes, kind="stable").tolist()
     clients = smallest, largest, *others
@@ -131,15 +131,15 @@ class _Pairs:
         return self._with_rows(data, client, all_x, all_y)
 
     def _without_last(self, data: ProblemData, client: int) -> ProblemData:
-        """The record contributes nothing; the public size stays. The last row, so that samples of the others are the
-        same."""
+        """The record contributes nothing; the public size stays. It is the last row, so that samples of the other
+        rows stay the same."""
         return replace(data, rows=self._rows(data, client, data.rows[client][:-1]))
 
     def _rows(self, data: ProblemData, client: int, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
         return tuple(rows if index == client else own for index, own in enumerate(data.rows))
 
     def _quiet(self, client: int) -> ProblemData:
-        """A client whose rows have no features and balanced labels: its gradients cancel."""
+        """A client whose features are all 0 and whose labels are balanced: its gradients cancel."""
         count = len(self.data.rows[client])
         labels = np.arange(count) % self.classes
         return self._with_rows(self.data, client, np.zeros((count, len(self.long)), np.float32), labels)

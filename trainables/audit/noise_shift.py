@@ -1,4 +1,4 @@
-"""Noise-shift audit: every change of a record must be a change of the noise, and one that the account allows.
+"""Noise-shift audit: every change of a record must equal a shift of the noise that the account allows.
 
 Let R(D, z) be everything visible in a run on data D with standardised noise z. If for neighbouring data D and D' there
 is a shift w with
@@ -58,7 +58,7 @@ from trainables.privacy.plan import Event, PrivacyPlan
 Vector = NDArray[np.float64]
 ROUNDING = 128 * float(np.finfo(np.float32).eps)
 """Relative differences below this are rounding."""
-NEGLIGIBLE = 2e-3  # of the noise in a number: more is not taken for rounding, however large the number is
+NEGLIGIBLE = 2e-3  # of the noise in a number: a larger difference is never taken for rounding
 FAR = 20.0  # in standard deviations: noise that turns the sign of a gradient, which is all that Adam's first step sees
 AMPLIFICATION_TRIALS, AMPLIFICATION_TIMES = 8, 2.0
 SLACK = 1.002  # of a shift's length, for rounding
@@ -71,7 +71,7 @@ class ShiftError(Exception):
 
 @dataclass(frozen=True)
 class Call:
-    """A call of all hosts. Rounds start at 1; round 0 is what is released before."""
+    """A call of all hosts. Rounds start at 1; round 0 is the release before the first round."""
 
     work: ClientWork
     t: int
@@ -109,7 +109,7 @@ class Shift:
 
 def find_shift(trial: TrialSpec, data: ProblemData, neighbour: ProblemData | None, client: int) -> Shift:
     """The shift between runs on `data` and on `neighbour`, which differ in one client's rows. Without a neighbour the
-    client is a user who releases noise alone. Raises ShiftError if there is none."""
+    client is a user who releases noise alone. Raises ShiftError if no shift exists."""
     plan = plan_of(trial, data.sizes)
     reference = Reference([WatchedHost(index) for index in range(len(data.sizes))])
     changed = frozenset[int]() if neighbour is None else _changed_rows(data, neighbour, client)
@@ -153,7 +153,7 @@ def check_draws(reference: Reference, plan: PrivacyPlan, trial: TrialSpec) -> No
 
 
 def _check_samples(reference: Reference, events: list[Event]) -> None:
-    """A program may draw a sample and use it unseen, so all that are drawn count."""
+    """A program may use a sample without being observed, so every sample that it draws counts."""
     if not events:
         return
     rate, count = min(event.sampling for event in events), sum(event.count for event in events)
@@ -207,7 +207,7 @@ class _Observed(Hosts):
 
 
 def _is_finite(call: Call) -> bool:
-    """Whether the weights are. What else is sent may contain anything, such as an infinite bound."""
+    """Whether the weights are finite. Other values that are sent need not be, such as an infinite bound."""
     return "theta" not in call.sent or bool(torch.isfinite(call.sent["theta"]).all())
 
 
@@ -234,7 +234,7 @@ class _Recorder(_Observed):
 
 
 class _Coupled(_Observed):
-    """The run on D', with the noise that makes it look like the run on D."""
+    """The run on D', with noise shifted so that its releases equal those on D."""
 
     def __init__(
         self, reference: Reference, plan: PrivacyPlan, client: int, changed: frozenset[int], absent: bool
@@ -295,13 +295,13 @@ class _Coupled(_Observed):
             raise ShiftError(f"round {call.t}: a record that is not in the sample changes the release")
 
     def _alone(self, index: int, pair: _Pair) -> Shifts:
-        """Every release is visible."""
+        """The shift of one client, whose release is visible."""
         if self._absent:
             return pair.absent(self._rng) if index == self._host(pair.call) else {}
         return pair.shift(self._rng)
 
     def _together(self, pairs: list[_Pair]) -> list[Shifts]:
-        """Only the sum of the releases is visible: the shift is spread over all clients."""
+        """The shifts of all clients if only the sum of their releases is visible: the shift is spread over them."""
         members = [pair for pair in pairs if pair.played.tape.drawn]
         if not members:
             return [{} for _ in pairs]
@@ -379,7 +379,7 @@ class _Pair:
         )
 
     def settle(self, shift: Shifts) -> None:
-        """Last, so that nothing of D is left behind when the server goes on."""
+        """Continue from the round on D' with this shift. It is played last, so that no state of D is left."""
         self.our.move_on(self.play(shifts=shift) if shift else self.ours)
 
     @cached_property
@@ -392,13 +392,14 @@ class _Pair:
         if np.array_equal(self.ours.release, self.played.release):
             return {}
         self._check_noise_everywhere(rng)
-        for way in (self._linear, self._stepwise):
-            found = way(rng)
+        for find in (self._linear, self._stepwise):
+            found = find(rng)
             if found is not None:
                 return found
         raise ShiftError(f"round {self.call.t}: no shift of the noise hides a record in the release")
 
     def _check_noise_everywhere(self, rng: np.random.Generator) -> None:
+        """Raise if a nonzero number of the release contains no new noise. Also measures `response`."""
         release, tape = self.ours.release, self.ours.tape
         extra = {address: _directions(rng, tape.drawn[address][1]) for address in tape.fresh}
         response = np.zeros_like(release)
@@ -480,7 +481,7 @@ class _Pair:
 
     @property
     def weights(self) -> Vector:
-        """The size of the weight that each number of the release may be a difference from; 0 for further numbers."""
+        """Magnitudes of the weights: a release may hold differences from them. 0 for numbers beyond the weights."""
         found, theta = np.zeros_like(self.played.release), self.call.sent.get("theta")
         if theta is not None:
             known = theta.abs().double().flatten().numpy()[: found.size]
@@ -513,8 +514,8 @@ def _directions(rng: np.random.Generator, size: int) -> Vector:
 
 
 def _equal(first: Vector, second: Vector, size: Vector | float, noise: Vector | float) -> bool:
-    """Up to rounding, which is relative to each number and to `size`. A large number excuses no other, and rounding
-    that is more than a small part of the `noise` in a number is not excused: it could hide a record."""
+    """Whether all numbers are equal up to rounding. The tolerance of a number is relative to it and its `size`, and at
+    most a small part of the `noise` in it: a larger tolerance could hide a record."""
     if not (np.isfinite(first).all() and np.isfinite(second).all()):
         return False
     largest = np.maximum(np.maximum(np.abs(first), np.abs(second)), size)

@@ -61,7 +61,8 @@ class OneRunAudit:
 
     @property
     def sampled(self) -> bool:
-        """Whether users take part secretly. The guesses then do not bound eps, because they use who took part."""
+        """Whether users take part secretly. The guesses then do not bound eps, because they use knowledge of who took
+        part."""
         return self.plan.mechanism[0].rate < 1
 
     @cached_property
@@ -222,7 +223,7 @@ class AuditedHosts(Hosts):
     def _observe_lane(
         self, work: ClientWork, lane: int, gradients: NDArray[np.float64], seen: list[list[NDArray[np.float64]]]
     ) -> None:
-        """Add the releases of a round. `seen`: the releases of all clients, then those of the two reference hosts."""
+        """Add the releases of a round. `seen`: the releases of all clients, then those of their two reference hosts."""
         local = self._canaries.trial.privacy.release == "local"
         size = len(seen[0][0])
         effects, total, variance = np.zeros((len(gradients), size)), np.zeros(size), 0.0
@@ -245,7 +246,8 @@ class AuditedHosts(Hosts):
         effects: NDArray[np.float64],
         variance: float,
     ) -> None:
-        """Add one release, less the known rows, with noise of this variance to the normal equations of its canaries."""
+        """Add one release to the normal equations of its canaries. `residual`: the release minus what the known rows
+        contribute. `variance`: of its noise."""
         self._gram[lane][np.ix_(own, own)] += effects @ effects.T / variance
         self._projections[lane, own] += effects @ residual / variance
         self._releases[lane, own] += effects.any(axis=1)

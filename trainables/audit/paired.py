@@ -121,9 +121,9 @@ def audit(
     public_sizes: bool = True,
     seed: int = 0,
 ) -> Audit:
-    """Run a method `repetitions` times with the planted record (or user) and as often without, always with `CLIP`. Two
-    options test the audit itself: `noise_factor` scales the planned noise, and without `public_sizes` releases are
-    divided by the true number of rows."""
+    """Run a method `repetitions` times with the planted record (or user) and as often without, always with `CLIP`.
+    `hyperparameters` take precedence over `most_visible`. Two options test the audit itself: `noise_factor` scales
+    the planned noise, and without `public_sizes` releases are divided by the true number of rows."""
     in_range(1, 10**4, rounds=rounds)
     in_range(2, 1000, clients=clients)
     in_range(100, 10**6, repetitions=repetitions)
@@ -171,7 +171,7 @@ def audit(
 
 
 def most_visible(method: str, level: Level) -> dict[str, HyperValue]:
-    """Hyperparameters that make the planted record most visible; the caller's values take precedence."""
+    """Hyperparameters that make the planted record most visible."""
     rates: dict[str, HyperValue] = {"sampling_rate": 1.0, "participation": 1.0, "local_steps": 1, "hessian_clip": 0.01}
     rates["every"] = 2  # a turn in every second round: several turns, whose sum is visible, but not all rounds
     if level == "user":  # a user's update must be longer than the clip, and independent of the last round's noise
@@ -189,7 +189,7 @@ def neighbours(settings: PrivacySettings, model: str, clients: int) -> tuple[Pro
 
     With local release one client is enough; with secure aggregation there are others, all larger than the one with the
     planted record. With zero-out adjacency the record is missing from the second data set, while the public sizes
-    include it.
+    include it; a user instead has rows whose gradients cancel.
     """
     replaced = settings.adjacency == "replace-one"
     if settings.level == "record":

@@ -30,7 +30,7 @@ REPLACED, ZEROED = ADJACENCIES
 
 @dataclass(frozen=True)
 class Case:
-    """A run, and the neighbouring data sets to try it on: the numbers of some pairs, or all."""
+    """A run, and the pairs of neighbouring data sets to try it on: their indices in `pairs`, or None for all."""
 
     name: str
     hyperparameters: Mapping[str, HyperValue]

@@ -72,8 +72,8 @@ class Tape:
     drawn: dict[Address, tuple[float, int]] = field(default_factory=dict)
     """Scale and size of every noise drawn."""
     samples: list[tuple[int | None, float]] = field(default_factory=list)
-    """For every gradient: the step whose sample it used, and the sampling rate. The step is None if all rows were used,
-    or a sample that `sample` did not create."""
+    """For every gradient or Hessian: the step whose sample it used, and the sampling rate. The step is None if all
+    rows were used, or a sample that `sample` did not create."""
     created_samples: list[tuple[Sample, int]] = field(default_factory=list)
     sampled_rows: set[int] = field(default_factory=set)
     """Rows that are in at least one sample."""
@@ -107,7 +107,7 @@ class Tape:
 
 @dataclass(frozen=True)
 class Played:
-    """A round as it was played."""
+    """The result of a played round."""
 
     release: NDArray[np.float64]
     tape: Tape

@@ -1,4 +1,4 @@
-"""Frozen features: loads an npz file, a built-in generator or a plug-in's arrays, and validates them."""
+"""Frozen features: loads an npz file, a table, a built-in generator or a plug-in's arrays, and validates them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Rows = NDArray[np.int64]
 
 PLUGIN_SOURCES: dict[str, Callable[[str], Mapping[str, NDArray]]] = {}
 """Data sources of plug-ins by the word before the colon; called with the text after it, they return arrays."""
-LARGEST_FEATURE = 1e9  # sums of squares of larger values overflow float32
+LARGEST_FEATURE = 1e9  # far below 1e19, where squares overflow float32
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class FeatureSet:
 
     name: str
     fingerprint: str
-    """Identifies the content: the file's SHA-256, or the generator with all its settings."""
+    """Identifies the content: the SHA-256 of the file or the arrays, or the generator with all its settings."""
     x_train: NDArray[np.float32] | StoredRows
     y_train: NDArray[np.int64]
     x_test: NDArray[np.float32]
@@ -125,8 +125,8 @@ class FeatureSet:
 
 
 def load(name: str, seed: int = 42) -> FeatureSet:
-    """Load a built-in set, a simulation, a plug-in's data, or the npz file at a path or URL. `seed` is used only by
-    simulations whose name has no seed."""
+    """Load a built-in set, a simulation, a plug-in's data, or the npz file or table at a path or URL. `seed` is used
+    only by simulations whose name has no seed."""
     simulation = simulated.parse(name, seed)
     if simulation is not None:
         data = _validated(name, simulation.fingerprint, simulation.draw(), counts=simulation.task == "poisson")

@@ -23,7 +23,7 @@ def text_array(values: Any) -> NDArray:
 
 
 def check_text(what: str, texts: Iterable[str]) -> None:
-    """Python, JSON and NumPy also hold half characters, which cannot be printed or written."""
+    """Refuse lone surrogates: Python, JSON and NumPy can hold them, but they cannot be encoded as UTF-8."""
     for text in texts:
         try:
             text.encode()
@@ -45,7 +45,7 @@ def given_names(data: str, arrays: Mapping[str, Any], key: str) -> Names:
 
 
 def number_labels(data: str, arrays: Mapping[str, Any], names: Names) -> tuple[dict[str, NDArray], Names]:
-    """Text labels as numbers in the order of `names`, or of the alphabet without them."""
+    """Text labels as numbers in the order of `names`; without names, in alphabetical order."""
     labels = {key: arrays[key] for key in ("y_train", "y_test")}
     if not any(array.dtype.kind == "U" for array in labels.values()):
         return labels, names

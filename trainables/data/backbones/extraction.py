@@ -17,7 +17,7 @@ from torch import Tensor
 from trainables.errors import UserError, in_range, one_of
 from trainables.files import replacing, subfolder
 
-PIECE = 500  # images per saved file
+PIECE = 500  # rows per saved file
 PIECE_NAME = re.compile(r"[0-9a-f]{32}\.npy|\.[0-9a-f]{32}\.npy\.[0-9a-f]{8}\.part")
 ToInput = Callable[[Iterable[Any], torch.device], Any]
 """Turns some rows into the input of a network, on a device."""
@@ -29,10 +29,10 @@ class Items(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, start: int, stop: int) -> Iterable[Any]:
-        """Some of them."""
+        """Items `start` to `stop - 1`."""
 
     def content(self, start: int, stop: int) -> str:
-        """A hash that changes when one of them does."""
+        """A hash that changes if one of these items changes."""
 
 
 class ImageArray:
@@ -68,7 +68,7 @@ def normalised(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) 
 
 
 def features_of(network: torch.nn.Module) -> Callable[[Any], Tensor]:
-    """What gives the input of the last layer; timm models come without that layer."""
+    """The function that computes the input of the last layer. A network without `penultimate` has no such layer."""
     found: Callable[[Any], Tensor] = getattr(network, "penultimate", network)
     return found
 

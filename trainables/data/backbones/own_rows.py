@@ -53,7 +53,7 @@ class ImageFiles:
         return f"; {len(broken)} more {'image' if len(broken) == 1 else 'images'} cannot be read: {names}"
 
     def content(self, start: int, stop: int) -> str:
-        """By name, size and time of change, so that resuming reads no finished image again."""
+        """A hash of names, sizes and modification times, so that resuming reads no finished image again."""
         digest = hashlib.sha256()
         for path in self._paths[start:stop]:
             try:
@@ -81,7 +81,7 @@ class Texts:
 
 
 def read_image(path: Path) -> NDArray[np.uint8]:
-    """(height, width, 3), turned as the camera was held."""
+    """(height, width, 3), rotated by the EXIF orientation."""
     from PIL import Image, ImageOps
 
     bombs = Image.DecompressionBombWarning, Image.DecompressionBombError
@@ -105,7 +105,7 @@ def _is_readable(path: Path) -> bool:
 
 
 def as_rgb(image: Image) -> NDArray[np.uint8]:
-    """(height, width, 3). Pillow alone would cut off 16 bits at 255, and show what is behind transparent pixels."""
+    """(height, width, 3). Pillow alone would clip 16-bit values at 255, and ignore transparency."""
     from PIL import Image
 
     if image.mode.startswith("I;16"):

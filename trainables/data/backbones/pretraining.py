@@ -141,7 +141,7 @@ def accuracy(network: torch.nn.Module, images: NDArray[np.uint8], labels: NDArra
 
 
 def _restore(checkpoint: Path, state: dict[str, Any], identity: str, torch_device: torch.device) -> int:
-    """Load the checkpoint, if there is one; the number of epochs it has."""
+    """Load the checkpoint, if there is one. Returns the number of finished epochs."""
     if not checkpoint.is_file():
         return 0
     saved = torch.load(checkpoint, map_location=torch_device, weights_only=True)

@@ -16,7 +16,7 @@ from trainables.data.importing.schema import Column, Schema, read_schema, scaled
 from trainables.errors import UserError
 
 MISSING = {"", "na", "n/a", "nan", "null", "none", "?"}
-"""Texts that stand for a missing number, in any case. In a column of categories only "" is missing."""
+"""Texts that stand for a missing number, in lower or upper case. In a column of categories only "" is missing."""
 OUTWEIGHS = 10.0  # times the median column's standard deviation
 
 
@@ -26,11 +26,11 @@ class Converted:
 
     arrays: dict[str, NDArray]
     schema: Schema
-    """With everything that was left to its default."""
+    """The schema with its defaults filled in."""
     unused: list[str] = field(default_factory=list)
     """Columns of the table that are neither features nor have a role."""
     notes: list[str] = field(default_factory=list)
-    """Values that were replaced or moved into their range."""
+    """Values that were replaced or moved into their range, and other warnings."""
 
 
 def schema_path(source: str) -> str:
@@ -56,7 +56,7 @@ def convert_file(source: str, schema: Schema) -> Converted:
 
 
 def with_default_roles(source: str, schema: Schema) -> Schema:
-    """SVMlight files and arrays of train and test rows have roles of their own."""
+    """SVMlight files and arrays of train and test rows have label, split and client columns of fixed names."""
     if not schema.label and Path(source).suffix.lower() in (".svm", ".svmlight", ".libsvm"):
         return schema.model_copy(update={"label": "label"})
     if schema.label in ("", "y") and (Path(source).is_dir() or source.endswith(".npz")):
@@ -309,7 +309,7 @@ def _clients(source: str, table: Table, schema: Schema) -> NDArray | None:
 
 
 def _test_rows(source: str, table: Table, schema: Schema, clients: NDArray | None) -> NDArray[np.bool_]:
-    """Stated by a column, or drawn by row number. A drawn test row never is the last train row of its client."""
+    """Stated by a column, or drawn by row number. The draw leaves at least one train row to every client."""
     if schema.split:
         texts = np.char.lower(texts_of(source, table, schema.split, "split"))
         wrong = ~np.isin(texts, ["train", "test"])

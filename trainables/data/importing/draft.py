@@ -13,7 +13,7 @@ from trainables.data.importing.reading import Table
 from trainables.data.importing.schema import Schema
 
 MOST_CATEGORIES = 50  # a text column with more values is probably an id or free text
-FEWEST_NUMBERED = 20  # in fewer rows, a number that differs in all of them may be chance
+FEWEST_NUMBERED = 20  # in fewer rows, a column of distinct consecutive numbers may be chance
 
 HEADER = """\
 # Schema of {source}: a draft to check.
@@ -85,7 +85,7 @@ def _missing(name: str, count: int, with_constant: str) -> list[str]:
 
 
 def _limits(numbers: NDArray) -> tuple[float, float]:
-    """Rounded outwards to two digits."""
+    """Minimum and maximum, rounded outwards to two significant digits."""
     finite = numbers[np.isfinite(numbers)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
     unit = 10.0 ** (math.floor(math.log10(max(abs(low), abs(high), 1e-300))) - 1)

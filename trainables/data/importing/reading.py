@@ -40,8 +40,8 @@ SUFFIXES = {
 
 @dataclass
 class _Memory:
-    """What a table takes in memory. Repeated values, missing values and the padding of short texts take no
-    space in a file."""
+    """Counts the memory that a table takes. Repeated values, missing values and the padding of short texts take memory,
+    but no space in a file."""
 
     source: str
     size: int

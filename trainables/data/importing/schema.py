@@ -142,7 +142,7 @@ def schema_from_json(data: str, text: str) -> Schema:
 
 
 def scaled(values: Any, column: Column) -> Any:
-    """Numbers with the declared range as -1 to 1."""
+    """Map the declared range to -1 to 1; numbers outside are clipped."""
     if column.range is None:
         return values
     low, high = column.range

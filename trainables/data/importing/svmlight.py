@@ -16,8 +16,8 @@ def read_svmlight(
     source: str, lines: Iterable[str], check_bytes: Callable[[int], None], width: int | None = None
 ) -> dict[str, NDArray]:
     """The columns `label`, `features` (with zeros) and, if the lines have one, `qid`. Indices begin with 1, or with 0
-    if a line uses 0. `width`: the number of features; default: the largest index. `check_bytes`:
-    raises an error if the table with its zeros is too large for the file."""
+    if a line uses 0. `width`: the number of features; default: up to the largest index.
+    `check_bytes`: raises an error if the table with its zeros is too large for the file."""
     labels: list[str] = []
     groups: list[str] = []
     rows: list[int] = []

@@ -32,8 +32,8 @@ Paths = Mapping[str, Path]
 
 @dataclass(frozen=True)
 class Raw:
-    """A source as arrays: `x_train`, `y_train`, `x_test`, `y_test`, `client_train` if it defines clients. Images are
-    uint8 of shape (rows, height, width, channels)."""
+    """A source as arrays: `x_train`, `y_train`, `x_test`, `y_test`, and `client_train` and `client_test` if it defines
+    clients. Images are uint8 of shape (rows, height, width, channels)."""
 
     arrays: Arrays
     notes: tuple[str, ...] = ()
@@ -216,7 +216,7 @@ def _libsvm_rows(path: Path) -> tuple[list[list[tuple[int, int]]], list[int]]:
 
 
 HEART_COLUMNS = ("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak")
-"""The columns of all four hospitals; slope, ca and thal are mostly missing outside Cleveland."""
+"""The columns that all four hospitals recorded; slope, ca and thal are mostly missing outside Cleveland."""
 HEART_SCALE = {"age": 100.0, "trestbps": 200.0, "chol": 600.0, "thalach": 220.0, "oldpeak": 6.0}
 """Constant divisors, so that scaling does not depend on patients."""
 HEART_TRAIN = 0.66

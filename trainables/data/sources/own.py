@@ -1,7 +1,7 @@
-"""Makes a feature file from a folder of images, or a table of image paths or texts, of the user. Nothing is fitted.
+"""Makes a feature file from a user's folder of images, or table of image paths or texts. Nothing is fitted.
 
-Features are extracted in pieces on disk and copied into the file one by one, so that they may exceed the memory. The
-features of the test rows must fit when the file is used.
+Features are extracted in pieces on disk and copied into the file one by one, so they may be larger than memory. When
+the file is used, the features of the test rows must fit into memory.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def is_own(name: str) -> bool:
 
 @dataclass(frozen=True)
 class OwnRows:
-    """Rows of the user, before their features are known."""
+    """Rows of the user, before features are extracted."""
 
     source: str
     column: str

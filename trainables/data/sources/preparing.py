@@ -51,9 +51,9 @@ class Options:
     device: str = "auto"
     batch: int | None = None
     weights: Path | None = None
-    """A state dict for the backbone that replaces the published one."""
+    """A state dict to use instead of the published one."""
     function: tuple[Callable[[], Any], str] | None = None
-    """A backbone of the user's that the user has named, and the hash of its code."""
+    """The user's backbone, MODULE:FUNCTION, once loaded, and the hash of its code."""
     on_download: fetching.Progress = _no_progress
     on_extract: fetching.Progress = _no_progress
 
