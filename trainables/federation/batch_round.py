@@ -44,7 +44,8 @@ class Batch:
         def automatic_sum(theta: torch.Tensor, clip: torch.Tensor) -> torch.Tensor:
             return centring.clipped_gradient_sum(model, shard, theta, clip, automatic=True)[0]
 
-        if shard.x.is_cuda and not isinstance(model, NetworkModel):  # a graph would keep the memory of its activations
+        # not for a network: a CUDA graph would keep the memory of its activations
+        if shard.x.is_cuda and not isinstance(model, NetworkModel):
             return cls(clients, shard, Recordings(gradient_sum), Recordings(automatic_sum))
         return cls(clients, shard, gradient_sum, automatic_sum)
 

@@ -41,7 +41,7 @@ class _Write(threading.Thread):
                 self._storage.remove(self.name_of_checkpoint)
 
     def discard(self) -> None:
-        """Its trials are recorded: remove the checkpoint, now or when it is written."""
+        """Its trials have ended: remove the checkpoint, now or when it is written."""
         with self._lock:
             self._unwanted = True
             if self.ended:

@@ -68,7 +68,7 @@ Broadcast = Mapping[str, torch.Tensor]
 
 class ClientHost:
     round_view: Callable[..., BatchRound] = BatchRound
-    """Makes what programs see of a batch; an audit replaces it to observe them."""
+    """Makes the `ClientRound` of a batch; an audit replaces it to observe programs."""
 
     def __init__(self, index: int, device: str = "cpu") -> None:
         self.index = index

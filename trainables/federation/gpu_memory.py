@@ -2,7 +2,7 @@
 
 Measured on an H200 (torch's peak of reserved memory; every method, 20 and 200 clients, 256 and 1,024 lanes, 64 and 512
 features, the linear model and `mlp:32`): vectors as long as the weights, for every client, grow with the lanes; the
-other large part are the chunks of rows that are being computed. The estimate is above all measured peaks except those
+other large part is the chunks of rows that are being computed. The estimate is above all measured peaks except those
 of dp-fedfc, whose solves it ignores: the scheduler splits a pack that still runs out of memory.
 """
 

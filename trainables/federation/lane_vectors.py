@@ -66,7 +66,7 @@ class LaneVectors:
         return normals[:, self._seed_index_on_device].mul_(self.std[purpose])
 
     def distinct_noise(self, clients: Sequence[int], t: int, purpose: str, size: int) -> torch.Tensor:
-        """One noise for every distinct pair of seed and scale, instead of one per lane."""
+        """One noise for every distinct combination of seed and noise scales, instead of one per lane."""
         normals = self._normals(clients, t, 0, purpose, size)
         return normals[:, self._seed_index_on_device[self.distinct]] * self.std[purpose][self.distinct]
 

@@ -74,7 +74,7 @@ class SavedModel:
 
     @classmethod
     def load(cls, path: Path) -> SavedModel:
-        """Read and check a file that `save` wrote."""
+        """Read and check a file that `save` wrote. The safetensors file of a network cannot be read back."""
         try:
             with contextlib.ExitStack() as opened:
                 file = opened.enter_context(open_plain(path, follow=True))

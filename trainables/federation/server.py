@@ -199,7 +199,7 @@ class Server:
         # 3. the mean over the clients that took part, exact for any number of hosts
         count = cohort(len(self.data.sizes), self._work.program.participation)
         G = self._sum(reply.total for reply in replies).div_(count).to(self.theta)
-        # 4. the method's update, lane by lane
+        # 4. the methods' updates, one group of lanes at a time
         theta = torch.empty_like(self.theta)
         updated = self._by_group(
             lambda group, state: group.method.step(self.t, self.theta[group.lanes], G[group.lanes], state, group.hypers)

@@ -198,8 +198,8 @@ class ClientRound(Protocol):
         once."""
 
     def for_distinct_noises(self, function: Callable[[Shard], torch.Tensor]) -> torch.Tensor:
-        """For `prepare`: apply `function` to the rows once for every distinct noise among the lanes. `function` returns
-        (clients, ...); the result is (clients, noises, ...)."""
+        """For `prepare`: the values of `function` for every distinct noise among the lanes, (clients, noises, ...).
+        `function` maps rows to (clients, ...) and is called once for every distinct centre of the features."""
 
     def clipped_gradient_sum(self, theta: torch.Tensor, sample: Sample | None = None) -> torch.Tensor:
         """sum_x g_x min(1, C / ||g_x||), with g_x the gradient of row x, over all rows or those of a sample.

@@ -1,10 +1,10 @@
 """DP-BandMF: clients take turns, and the noise is correlated across rounds by a banded matrix factorisation.
 
-    round t:  client i releases (g_i + z_t + d_1 z_{t-1} + ... + d_{p-1} z_{t-p+1}) / |D_i|;  theta <- theta - eta G
+    round t:  client i releases k (g_i + z_t + d_1 z_{t-1} + ... + d_{p-1} z_{t-p+1}) / |D_i|;  theta <- theta - eta G
 
-g_i is the sum of clipped gradients if it is the client's turn (every `every` rounds), else 0; z_t is fresh noise of
-round t; d_j are the coefficients of sqrt(1 - x), which are negative for j > 0, so that most of the noise cancels in the
-sum of all rounds (Kalinin et al. 2025; banded factorisations: Choquette-Choo et al. 2023).
+k is `every`, p is `bands`; g_i is the sum of clipped gradients if it is the client's turn (every k rounds), else 0; z_t
+is fresh noise of round t; d_j are the coefficients of sqrt(1 - x), which are negative for j > 0, so that most of the
+noise cancels in the sum of all rounds (Kalinin et al. 2025; banded factorisations: Choquette-Choo et al. 2023).
 
 With D the banded matrix of the d_j and C its inverse, the releases are D (C g + z). A record affects g only in its
 client's turns. Columns of C that are `every` rounds apart overlap little, which keeps the sensitivity of C g low. If

@@ -46,7 +46,7 @@ class Model(Protocol):
 
     @property
     def blocks(self) -> tuple[int, ...]:
-        """Number of weights of each layer, in their order."""
+        """Number of weights of each layer, in their order; for a `Head`, of each array."""
 
     @property
     def width(self) -> int:
@@ -109,7 +109,7 @@ def configured(model: Model, hyperparameters: Mapping[str, Any]) -> Model:
 
 
 def parse(text: str, *, features: int, classes: int) -> Model:
-    """`softmax`, the linear head, `mlp:HIDDEN`, a head with one hidden layer, or a generalised linear model."""
+    """The model with this name: one of `FORMS`, or a head of a plug-in."""
     kind, _, parameter = text.partition(":")
     if kind == "softmax" and not parameter:
         return SoftmaxHead(features, classes)

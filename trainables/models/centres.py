@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from trainables.lazy import torch
 
-LONGEST = 32.0  # centres that may move into the constant; with sums of FLOAT32_ROWS rows, rounding is below 1e-4 C
+LONGEST = 32.0  # longest centre that may move into the constant; in sums of FLOAT32_ROWS rows, rounding is below 1e-4 C
 FLOAT32_ROWS = 128  # rows that are added in float32 in torch, as in a tile of the C kernel
 
 Sharing = Literal["kernel", "constant", "no"]
@@ -40,9 +40,11 @@ all."""
 
 
 class Groups(NamedTuple):
-    """Lanes in groups of a fixed size with the same centre; the last group of a centre repeats its first lane."""
+    """Lanes in groups of a fixed size with the same centre. The last group of a centre is padded with copies of the
+    centre's first lane."""
 
     means: torch.Tensor
+    """(centres, features)"""
     lane: torch.Tensor
     """The lane at every position."""
     position: torch.Tensor
@@ -88,7 +90,7 @@ class Centres:
         return set(np.flatnonzero(~(lengths <= LONGEST)).tolist())
 
     def in_groups(self, size: int) -> Groups:
-        """Computed once."""
+        """The lanes in groups of `size`; computed once."""
         if size not in self._groups:
             padded, centre = [], []
             for number, lanes in self.lanes.items():
@@ -164,6 +166,7 @@ def for_any_centres(function: F) -> F:
 
 
 def sharing_of(model: Any, shard: Any, theta: torch.Tensor, automatic: bool = False) -> Sharing:
-    """No sharing for a plug-in's model, or a subclass that overrides the marked function."""
+    """How lanes with different centres share rows. They do not for a plug-in's model, or for a subclass that overrides
+    the marked function."""
     marked = getattr(type(model).clipped_gradient_sum, "for_any_centres", False)
     return model.sharing(shard, theta, automatic) if marked else "no"

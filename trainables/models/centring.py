@@ -1,7 +1,7 @@
 """Gradient sums and evaluations of lanes whose features are centred and scaled (see `centres`).
 
-Lanes are computed together from the raw rows if their model can do so. Otherwise, and for long centres, the centre is
-subtracted from the rows, and its lanes are computed apart.
+Lanes are computed together from the raw rows if their model can do so. Otherwise, and for centres that are too long to
+move into the constant, the centre is subtracted from the rows, and its lanes are computed apart.
 """
 
 from __future__ import annotations

@@ -175,7 +175,8 @@ class GLM(ABC):
     def _chunks(
         self, shard: Shard, W: torch.Tensor, width: int, norm_columns: torch.Tensor | None = None
     ) -> Iterator[Chunk]:
-        """`width`: intermediate numbers per row and lane. `norm_columns`: of the lanes, if they may differ."""
+        """`width`: intermediate numbers per row and lane. `norm_columns`: the column of `Shard.norm` that each lane of
+        the block uses; None: the same for all lanes."""
         step = SHAPES[W.device.type].rows(width, shard.clients)
         for start in range(0, shard.rows, step):
             rows = slice(start, start + step)

@@ -1,4 +1,4 @@
-"""Gradients of every row in one array of parameters: their norms and weighted sums, not stored for large layers.
+"""Norms and weighted sums of the gradients of every row in one array of parameters, not stored for large layers.
 
     Expanded    the gradients themselves, for arrays as small as a norm layer's scale
     Product     e^T a, with a the input of a linear layer and e the derivative of its output, at T positions

@@ -16,7 +16,7 @@ from trainables.lazy import torch
 from trainables.models.shard import Diagnostics, Shard
 from trainables.privacy.noise import SERVER, Address
 
-CELLS = 1 << 22  # rows x scores of a chunk of an evaluation
+CELLS = 1 << 22  # rows x weights of a chunk of an evaluation
 
 Weights = Mapping[str, "torch.Tensor"]
 

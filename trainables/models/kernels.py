@@ -141,8 +141,8 @@ def _compile(force: bool = False) -> Path:
 
 
 def _cache_folder() -> Path:
-    """Only this user may write to it: what lies there is executed. If another user owns it, or there is none, a new
-    folder."""
+    """A folder that only this user may write to, because its files are executed: the user's cache folder, or a
+    temporary one if there is none or another user can change it."""
     try:
         folder = trusted_user_folder("XDG_CACHE_HOME", ".cache")
     except RuntimeError:
@@ -150,7 +150,7 @@ def _cache_folder() -> Path:
     status = folder.stat()
     if status.st_uid != os.geteuid():
         return _own_folder()
-    if status.st_mode & OTHERS_WRITE:  # of its group
+    if status.st_mode & OTHERS_WRITE:  # its group may write
         folder.chmod(stat.S_IMODE(status.st_mode) & ~OTHERS_WRITE)
     return folder
 

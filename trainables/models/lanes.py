@@ -14,8 +14,8 @@ from trainables.lazy import torch
 MAX_CLIENTS = 256  # computed together on a GPU: memory holds one release per client and lane
 MIN_ROWS = 1024  # rows of a chunk of several clients on a GPU
 ROW_MULTIPLE = 32  # small clients are padded to a multiple of this many rows
-ROWS_OF_MANY = 8192  # of very small clients with few weights, together on a CPU: every call costs a millisecond
-WEIGHTS_OF_MANY = 1 << 14  # of all of them, in one lane
+ROWS_OF_MANY = 8192  # rows of very small clients that a CPU computes together: every call costs a millisecond
+WEIGHTS_OF_MANY = 1 << 14  # weights of all these clients in one lane, at most
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ class Layer(ABC):
         return out
 
     def value(self, name: str, like: Tensor) -> Tensor:
-        """Scaled, in the precision of the network."""
+        """A trained value times the scale, in the dtype of `like`."""
         return (self.values[f"{self.name}.{name}"] * self.scale).to(like.dtype)
 
 

@@ -23,7 +23,7 @@ from trainables.models.network_settings import NetworkSettings
 from trainables.models.shard import Diagnostics, Shard
 
 CELLS = {"cpu": 1 << 22, "cuda": 1 << 30}
-"""Numbers that the trained layers of a block of rows give, at most."""
+"""Largest total size of the trained layers' outputs for a block of rows."""
 LARGEST_BLOCK = 1 << 14  # rows
 PROBED = 3  # rows that check the network
 

@@ -31,8 +31,8 @@ def clip_residuals(
     diagnose: bool = False,
     automatic: bool = False,
 ) -> RowDiagnostics | None:
-    """`z` is (clients, rows, classes, lanes), logits to base 2; `y` (clients, rows), `row_norm` (clients, rows, 1),
-    `clip` (lanes,)."""
+    """`z` is (clients, rows, classes, lanes), logits in base 2; `y` (clients, rows), `row_norm` (clients, rows, 1 or
+    lanes), `clip` (lanes,)."""
     label = y.view(*y.shape, 1, 1).expand(-1, -1, 1, z.shape[3])
     z.sub_(z.amax(2, keepdim=True))
     label_logits = z.gather(2, label).squeeze(2) if diagnose else None

@@ -84,7 +84,7 @@ class Shard:
         return self._same_rows(centres=centres, precision=precision, norm=torch.cat(norms, dim=2))
 
     def centred(self, centre: int) -> Shard:
-        """The rows with a centre subtracted."""
+        """The rows with a centre subtracted, scaled by its factor."""
         assert self.centres is not None
         raw, mean = self.padded, self.centres.means[centre].to(self.x)
         real = torch.isfinite(self.norm[..., :1])

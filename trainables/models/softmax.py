@@ -26,7 +26,8 @@ from trainables.models.shard import Diagnostics, Shard
 from trainables.privacy.noise import SERVER, Address
 
 MAX_CLASSES = 1 << 15  # for C: a tile with more classes would not fit any cache
-GPU_COLUMNS, GPU_LANES = 512, 16  # of one product on a GPU, at most and at least: small packs need little padding
+# one product on a GPU has at most GPU_COLUMNS columns, but at least GPU_LANES lanes: small packs need little padding
+GPU_COLUMNS, GPU_LANES = 512, 16
 CLIP_MARGIN = 1 / (
     1 + 2**-8
 )  # factor of the clip for rounded products: rounding cannot make a contribution longer than the clip

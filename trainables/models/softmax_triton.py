@@ -49,7 +49,7 @@ class Tile(NamedTuple):
 
     @classmethod
     def of(cls, features: int, classes: int) -> Tile:
-        """Fastest on an H200: 64 rows x 64 columns; one lane for more classes, fewer rows beyond 64 classes."""
+        """Fastest on an H200: 64 rows x 64 columns; with more than 64 classes, 32 rows and one lane."""
         C = max(2, triton.next_power_of_2(classes))
         return cls(max(16, triton.next_power_of_2(features)), C, max(1, 64 // C), 64 if C <= 64 else 32)
 
@@ -87,7 +87,7 @@ def _residuals(z, real, y, norm, clip, classes, DIAGNOSE: tl.constexpr):
 
 
 @triton.jit
-def _weights(theta, lane, feature, label, used, features, count, wanted, classes):
+def _weights(theta, lane, feature, label, used, features, count, log2e, classes):
     """Weights in base 2 (features, columns), and the constant's row; padding classes have logit -inf."""
     place = theta + lane * (features + 1) * classes + label
     known = used & (lane < count)
@@ -95,7 +95,7 @@ def _weights(theta, lane, feature, label, used, features, count, wanted, classes
         place[None, :] + feature[:, None] * classes, mask=known[None, :] & (feature < features)[:, None], other=0.0
     )
     b = tl.load(place + features * classes, mask=known, other=0.0)
-    return w * wanted, tl.where(used, b * wanted, float("-inf"))
+    return w * log2e, tl.where(used, b * log2e, float("-inf"))
 
 
 @triton.jit(do_not_specialize=SIZES)

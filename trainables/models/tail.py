@@ -18,7 +18,7 @@ from trainables.models.network_settings import NO_CUT, NetworkSettings
 from trainables.models.networks import Network
 
 HEAD = "head"
-AGREEMENT = 1e-3  # relative, of gradients in single precision
+AGREEMENT = 1e-3  # relative tolerance of the gradients' squared norms, in single precision
 
 
 class Tail:
@@ -111,9 +111,9 @@ class Tail:
         return {**self.module.state_dict(), **trained, **head}
 
     def check(self, x: Tensor, arrays: Mapping[str, Tensor]) -> tuple[float, int]:
-        """Compare the gradients of some rows with those of every row alone, taken by torch: a network in which rows
-        depend on one another, or with a layer that is not called exactly once, is refused. Returns the operations of
-        the forward pass, and how many numbers the trained layers give."""
+        """Compare the gradient norms of some rows with those of every row alone, taken by torch: a network in which
+        rows depend on one another, or with a layer that is not called exactly once, is refused. Returns the operations
+        of the forward pass, and the size of the trained layers' outputs."""
         labels = torch.arange(len(x), device=x.device) % arrays[HEAD].shape[1]
         operations = self._operations(x, arrays)
         values = sum(output.numel() for layer in self.layers for output in layer.outputs)

@@ -191,8 +191,8 @@ def _normals(OUT, SEEDS, CLIENTS, WORDS, ORDER, LIMITS, WIDTHS, HEIGHTS, t, step
     while made < size:
         at = begin + inside
         word, before, second = _philox(at, key0, key1), _philox(at - 1, key0, key1), _philox(at - 2, key0, key1)
-        done = tl.where(inside == 0, STAY, _transition(second, before, LIMITS))  # of the word before
-        now = (tl.associative_scan(done, 0, _compose) >> (3 * state)) & 7
+        transitions = tl.where(inside == 0, STAY, _transition(second, before, LIMITS))  # of the word before
+        now = (tl.associative_scan(transitions, 0, _compose) >> (3 * state)) & 7  # the state before every word
         # a number from this word alone
         strip, negative, bits = _split(word)
         value = bits.to(tl.float32) * tl.load(WIDTHS + strip)
@@ -279,8 +279,9 @@ def _strips(device: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def strips() -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]:
-    """Tables of the ziggurat (Marsaglia and Tsang 2000) per strip, the one with the tail first: the bound on the
-    23 bits below which a number is under the curve, the width of one bit, and the curve's height at the strip's end."""
+    """Tables of the ziggurat (Marsaglia and Tsang 2000) per strip, the one with the tail first: the bound on the 23-bit
+    integer below which a number is under the curve, the factor that makes it a number, and the curve's height at the
+    strip's end."""
 
     def curve(x: float) -> float:
         return math.exp(-0.5 * x * x)

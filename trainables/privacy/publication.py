@@ -4,8 +4,9 @@
     Gaussian releases of secret samples     privacy loss distributions (`sampled`)
     private searches                        Renyi divergences (`private_selection`), with all Gaussian releases
 
-If there are both searches and secret samples, delta is divided between the last two accounts and their eps are added.
-An account without credit for the samples is valid too: the smaller eps counts.
+If there are both searches and secret samples, half of delta is for all releases, by privacy loss distributions, and
+half for the searches alone; their eps are added. An account without credit for the samples is valid too: the smaller
+eps counts.
 """
 
 from __future__ import annotations

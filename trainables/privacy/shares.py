@@ -36,7 +36,7 @@ def shares(privacy: PrivacySettings, sizes: Sequence[int], features: int) -> Sha
     clients, factor = len(sizes), privacy.adjacency_factor
     protected = sum(sizes) if privacy.level == "record" else clients
     visible = 1.0 if privacy.release == "local" else 1 / math.sqrt(clients)
-    # standard deviation of the noise in a mean over everyone, for sensitivity 1 and the whole budget
+    # standard deviation of the noise in a mean over all records or users, for sensitivity 1 and the whole budget
     noise = visible * math.sqrt(clients) / (mu * protected)
     lengths = (2 * SURE * math.sqrt(2 * factor) * noise) ** 2
     centre = (factor * math.sqrt(features) * noise / NOISE_OF_MEAN) ** 2
@@ -44,6 +44,6 @@ def shares(privacy: PrivacySettings, sizes: Sequence[int], features: int) -> Sha
 
 
 def _within(limits: tuple[float, float], share: float) -> float:
-    """Rounded up, so that studies that are almost the same have the same share."""
+    """The share within the limits, rounded up, so that studies that are almost the same have the same share."""
     low, high = limits
     return min(high, max(low, math.ceil(share * 1000) / 1000))

@@ -1,4 +1,5 @@
-"""The desk: an actor on the driver's node. The driver leaves packs there and slots fetch them; neither waits.
+"""The desk: an actor on the driver's node. The driver leaves packs there and slots fetch them. The driver never waits
+for a slot.
 
 The desk keeps no state that matters: the ledger knows which trials have ended, the scheduler which slot has which pack.
 Trials and results pass through it pickled, so that its process imports nothing of them.
@@ -17,7 +18,7 @@ from trainables.federation.messages import Order, Report
 MESSAGES_PER_S = 400  # heartbeats of all slots together; each takes about a millisecond of the desk's time
 STEPS_PER_S = 100  # Tune steps of all slots together; each costs the driver a few milliseconds
 PACE_EVERY_S = 1.0
-SLOT_LEFT_S = 60.0  # without a message, before a slot is not counted any more
+SLOT_LEFT_S = 60.0  # a slot that sends no message for this long is no longer counted
 
 
 class Pace(NamedTuple):
@@ -61,21 +62,21 @@ class _Request:
 class PackDesk:
     def __init__(self) -> None:
         self._orders: dict[int, Order] = {}
-        """Packs that no slot has taken, by number, oldest first. None of them is for a slot that waits."""
+        """Packs that no slot has taken, by number, oldest first. No slot that waits may take one of them."""
         self._reports: list[Report] = []
         self._excluded_nodes: set[str] = set()
-        """These get no packs."""
+        """Nodes that get no packs: they are blocked or about to leave."""
         self._leaving_nodes: set[str] = set()
-        """Those of them whose packs are handed back."""
+        """Nodes that are about to leave: their packs are handed back."""
         self._packs: dict[str, int] = {}
         """The pack of every slot that has one."""
         self._requests: dict[str, _Request] = {}
-        """By slot that waits for a pack, the longest waiting first. Only the latest request of a slot counts."""
+        """The latest request of every slot that waits for a pack, the longest waiting first."""
         self._heard: dict[str, float] = {}
         """The time of the last message of every slot."""
         self._pace, self._paced = Pace.of(1), 0.0
         self._superseded: set[int] = set()
-        """Those of `_packs` that need no answer any more."""
+        """Those of `_packs` whose results are no longer needed."""
         self._closed = False
 
     # ---- called by slots

@@ -28,7 +28,7 @@ class NotStartedError(_NodeError):
 
 
 class HostFailedError(_NodeError):
-    """A client host has raised an exception that another node may not raise."""
+    """A client host has raised an exception that may not occur on another node."""
 
 
 class NodeExcludedError(RuntimeError):

@@ -45,8 +45,8 @@ ROUND_RETRIES = 2  # retries of a call whose host crashed: a third crash is trea
 
 
 class CheckedActor:
-    """An actor that computes with the driver's code or not at all. Compared in the constructor, and so again whenever
-    Ray restarts the actor, perhaps on another node."""
+    """An actor that computes with the driver's code or not at all. Its constructor compares the code, and so does every
+    restart by Ray, perhaps on another node."""
 
     def _compare_code(self, expected: CodeIdentity | None, device: str, kernel: Kernel) -> None:
         from trainables.models.kernel_build import kernel_build
@@ -81,7 +81,7 @@ class HostActor(CheckedActor):
         self._work: tuple[str, ClientWork] | None = None
 
     def location(self) -> tuple[str, str]:
-        """The id of its node, and a text."""
+        """The id of its node, and a description for messages."""
         node = ray.get_runtime_context().get_node_id()
         return node, f"node {ray.util.get_node_ip_address()}, process {os.getpid()}"
 
@@ -205,11 +205,11 @@ class RayFederation:
     def open(
         self, trials: Sequence[TrialSpec], data: Any, checkpoint: bytes | None = None, paused: Sequence[bytes] = ()
     ) -> None:
-        self._slowest = 0.0  # the hosts may load other rows first, which says nothing about the pace of rounds
+        self._slowest = 0.0  # hosts may load other rows: the next call has the timeout of a first one
         self._wait(self._server.call.remote("open", list(trials), data, checkpoint, list(paused)))
 
     def advance(self, until: int) -> list[LaneResult]:
-        """Without a timeout."""
+        """Run rounds up to and including `until`, without a timeout."""
         return ray.get(self._server.call.remote("advance", until))
 
     def final_weights(self) -> np.ndarray | None:
@@ -276,7 +276,7 @@ class RayFederation:
 
 
 def start_in_slot(size: FederationSize, kernel: Kernel, study: str, code: CodeIdentity) -> RayFederation:
-    """In the placement group of the calling slot."""
+    """Start a federation in the placement group of the calling slot."""
     federation = RayFederation(size, ray.util.get_current_placement_group(), kernel, f"fedsweep {study}", code)
     federation.wait_until_started()
     return federation

@@ -32,14 +32,14 @@ class ObjectStoreProblems:
         key = problem.spec.key
         if key not in self._data:
             data = ProblemData.of(problem)
-            in_file = isinstance(data.x, StoredRows)  # hosts read their rows from it
+            in_file = isinstance(data.x, StoredRows)  # hosts read their rows from the file
             names = ("y", "rows", "x_eval", "y_eval") if in_file else ("x", "y", "rows", "x_eval", "y_eval")
             stored: dict[str, Any] = {name: self._put(getattr(data, name)) for name in names}
             self._data[key] = replace(data, **stored)
         return self._data[key]
 
     def reference(self, problem: Problem) -> ray.ObjectRef:
-        """To the `ProblemData`, for processes that only pass it on."""
+        """A reference to the `ProblemData`, for processes that only pass it on."""
         key = problem.spec.key
         if key not in self._references:
             self._references[key] = ray.put(self.data(problem))

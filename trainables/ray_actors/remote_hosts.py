@@ -20,7 +20,7 @@ from trainables.plugin_errors import PluginError
 from trainables.ray_actors import timeouts
 from trainables.ray_actors.errors import ActorLostError, HostFailedError, HungError
 
-SMALL_BYTES = 65_536  # less than what Ray sends within a call
+SMALL_BYTES = 65_536  # below Ray's limit for arguments that are sent within the call
 
 
 class RemoteHosts(Hosts):
@@ -92,7 +92,7 @@ class RemoteHosts(Hosts):
         return HostFailedError(f"client host {index}{where} failed: {last_line}", node)
 
     def _location(self, index: int) -> tuple[str, str]:
-        """The id of a host's node, and a text; empty if they are not known."""
+        """The id of a host's node, and a description for messages; empty if they are not known."""
         try:
             node, text = ray.get(self._locations[index], timeout=0)
         except RayError:

@@ -106,7 +106,7 @@ class PackSlot(tune.Trainable):
         return replace(report, notes=(*unsent.notes, *report.notes))
 
     def step(self) -> dict[str, Any]:
-        """Run packs for about a second."""
+        """Run packs for about `Pace.step_s` seconds."""
         if self._start_error is not None:
             raise self._start_error
         end, timeout = time.monotonic() + self._pace.step_s, self._pace.idle_s

@@ -126,7 +126,8 @@ static void backward(int64_t rows, int64_t units, int64_t classes, int64_t wide,
 As in `softmax.c`. `w1` (blocks, clients or 1, q, columns of the units); `w2` (blocks, clients or 1, units, columns of
 the classes), for logits in base 2; `w2_transposed` (blocks, clients or 1, classes, columns of the units), narrow only.
 `total1` and `total2`: shaped like the weights of every client, initially zero.
-`scratch`: TILE rows of twice the units' columns, the classes' columns and 2 LANES; LANES of the units or classes. */
+`scratch`: TILE * (2 * columns of the units + columns of the classes + 2 * LANES) + max(units, classes) * LANES floats.
+*/
 
 void mlp_gradient_sums(const float *x, const float *norm, const int64_t *label, const int64_t *sizes,
                        int64_t norm_columns, int64_t clients, int64_t most, int64_t q, int64_t units, int64_t classes,

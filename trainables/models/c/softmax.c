@@ -16,7 +16,7 @@ the rows of a tile, tiles are added in double precision, and the elementwise par
 `wide`: columns are (classes, LANES) and `clip` is (blocks, LANES); else columns are classes, padded with zeros to whole
 vectors, and `clip` is (blocks). `automatic`: automatic clipping.
 `total` (blocks, clients, q, columns), initially zero. `loss`, `clipped`: (blocks, clients, LANES or 1), or null.
-`scratch`: (TILE + classes) rows of columns, at least LANES each. */
+`scratch`: TILE * columns + classes * LANES floats. */
 
 int64_t vector_width(void) { return WIDTH; }
 
