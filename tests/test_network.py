@@ -212,6 +212,20 @@ def test_a_published_program_that_clips_by_layer_refuses_more_than_two():
         pack.check(spec, problem)
 
 
+def test_training_starts_from_the_network_as_it_is(monkeypatch):
+    """Also with a norm layer over two dimensions, whose scale is a matrix."""
+
+    def planes(features: int, classes: int) -> nn.Module:
+        return nn.Sequential(nn.Unflatten(1, (6, -1)), nn.LayerNorm((6, 12)), nn.Flatten(), nn.Linear(72, classes))
+
+    monkeypatch.setitem(NETWORKS, "planes", planes)
+    model = models.parse("network:planes,cut=1,train=norm+head", features=PIXELS, classes=CLASSES)
+    arrays = model.arrays(model.initial(3))
+    assert arrays.pop("head").any()
+    assert len(arrays) == 2
+    assert not any(values.any() for values in arrays.values())
+
+
 def test_the_centre_of_the_head_inputs_moves_into_the_saved_constant():
     problem = problem_of()
     spec = centred(trial(problem, "dp-fedgd", rounds=2, every=2))

@@ -82,10 +82,11 @@ class NetworkModel(Head):
         return self._tail(x.device.type, torch.float32).scores(self._at_cut_shape(x[None, :-1]), weights)[0]
 
     def initial(self, seed: int) -> torch.Tensor:
-        """LoRA's second factor starts at 0, so training starts from the network as it is."""
+        """All changes of the network start at 0, so training starts from the network as it is. Only the head and LoRA's
+        first factor start at random."""
         weights = super().initial(seed)
         for name, values in self.arrays(weights).items():
-            if name.endswith(".lora_up"):
+            if name != "head" and not name.endswith(".lora_down"):
                 values.zero_()
         return weights
 
