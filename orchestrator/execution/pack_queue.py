@@ -91,7 +91,7 @@ def _order(pack: Pack) -> tuple[bool, float]:
 
 
 class PackQueue:
-    """`rows_of`: the number of train rows of a problem."""
+    """`rows_of`: the number of train rows, by `ProblemSpec.key`."""
 
     def __init__(self, capacity: Capacity, rows_of: Callable[[str], int]) -> None:
         self.capacity = capacity

@@ -67,7 +67,7 @@ def client_learning_rate(default: float) -> Hyperparameter:
 
 
 class LocalStepsMethod(Method):
-    """A method whose clients take `local_steps` noisy steps. Every step is a release."""
+    """A method whose clients take `local_steps` noisy steps. The privacy account counts every step as a release."""
 
     def program(self, hypers: Hypers, level: Level = "record") -> ClientProgram:
         return LocalSteps(int(hypers["local_steps"]))

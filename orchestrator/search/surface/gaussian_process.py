@@ -1,4 +1,4 @@
-"""A Gaussian process for scores of trials, fitted by maximum a posteriori likelihood.
+"""A Gaussian process for scores of trials, fitted by maximum a posteriori estimation.
 
 The covariance of two trials at inputs x, y (noise and hyperparameters) is
 
@@ -53,7 +53,7 @@ class Prior:
     mean: Array
     deviation: Array
     off_diagonal: tuple[tuple[int, int], ...]
-    """Entries of A below the diagonal that may differ from 0, relative to the diagonal entry of their column."""
+    """Entries (i, j) of A below the diagonal that may differ from 0. Their parameters are relative to A[j, j]."""
 
     @classmethod
     def of(cls, length_scales: Sequence[float], mixed: Sequence[bool], noise: float = 0.7) -> Prior:
@@ -90,7 +90,7 @@ def matern(x: Array, y: Array) -> Array:
 
 
 def matern_and_slope(x: Array, y: Array) -> tuple[Array, Array]:
-    """With the derivative by the squared distance."""
+    """Also the derivative with respect to the squared distance."""
     scaled = _scaled_distances(x, y)
     decay = np.exp(-scaled)
     return (1 + scaled + scaled * scaled / 3) * decay, -(5 / 6) * (1 + scaled) * decay
@@ -139,7 +139,7 @@ class GaussianProcess:
         return found
 
     def covariance(self, inputs: Array, budgets: NDArray[np.int64], at: int) -> Array:
-        """Covariances of the mean scores at these inputs with the one at `at`, before any trial."""
+        """Prior covariances of the mean scores at these inputs with the one at index `at`."""
         mapped = inputs @ self._matrix.T
         k = matern(mapped, mapped[at : at + 1])
         return self._amplitude * k[:, 0] + self._budget * (budgets == budgets[at]) + CONSTANT
@@ -161,7 +161,7 @@ def noise_variance(parameters: Array, noise: Array, gaps: Array) -> Array:
 
 
 def _covariance(data: Data, parameters: Array, mapped: Array) -> tuple[Array, Array, Array]:
-    """Covariances of the trials; with the factor of k and the derivative of k."""
+    """Covariances of the trials, k, and the derivative of the covariances with respect to the squared distance."""
     k, slope = matern_and_slope(mapped, mapped)
     factor = math.exp(2 * parameters[0]) + math.exp(2 * parameters[4]) * _same(data.seeds)
     covariance = factor * k + math.exp(2 * parameters[5]) * _same(data.budgets) + CONSTANT

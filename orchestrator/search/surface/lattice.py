@@ -18,7 +18,7 @@ Array = NDArray[np.float64]
 LARGEST = 3000
 """Approximate limit for the points of a lattice; larger ones are sampled."""
 MOST_VALUES, FEWEST_VALUES = 33, 5
-"""Approximate limits for the values of a numeric axis, if the study sets none."""
+"""Approximate limits for the number of values of a numeric axis, if the study sets none."""
 
 
 Beyond = Mapping[str, tuple[int, int]]

@@ -68,7 +68,8 @@ def normalised(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) 
 
 
 def features_of(network: torch.nn.Module) -> Callable[[Any], Tensor]:
-    """The function that computes the input of the last layer. A network without `penultimate` has no such layer."""
+    """The function that computes the input of the last layer. A network without `penultimate` returns the
+    features itself."""
     found: Callable[[Any], Tensor] = getattr(network, "penultimate", network)
     return found
 
