@@ -155,10 +155,9 @@ class StudySurface:
         """The best configuration at a budget and its expected score on the validation rows. `delta`, `release` and
         `rounds` are the study's by default."""
         delta, claimed_release = delta or self.study.privacy.delta, release or self.study.privacy.release
-        counts = self.lattice.rounds(self.study.stage_rounds(self.method).confirm)
-        known = set(counts.tolist())
+        counts = self._rounds
         self._check_rounds(rounds)
-        noise = {count: self._noise(epsilon, delta, claimed_release, count) for count in known}
+        noise = {count: self._noise(epsilon, delta, claimed_release, count) for count in set(counts.tolist())}
         configurations = self.lattice.configurations
         by_row = np.array([log_noise(noise[count]) for count in counts.tolist()])
         is_own = epsilon in self.epsilons and delta == self.study.privacy.delta
@@ -175,7 +174,7 @@ class StudySurface:
                 f"searched from {least:.3g} to {most:.3g} (eps {max(self.epsilons):g} to {min(self.epsilons):g})"
             )
         score, deviation, cautious = (np.full(len(configurations), -math.inf) for _ in range(3))
-        for count in sorted(known):  # runs of other lengths have other noise
+        for count in sorted(noise):  # runs of other lengths have other noise
             own = np.flatnonzero(usable & (counts == count))
             if len(own):
                 found = self._expected(self.lattice.points[own], budget, noise[count], count)
@@ -203,8 +202,13 @@ class StudySurface:
         }
         return self.surface.between(points, log_noise(noise), searched)
 
+    @cached_property
+    def _rounds(self) -> NDArray[np.int64]:
+        """Of every configuration of the lattice."""
+        return self.lattice.rounds(self.study.stage_rounds(self.method).confirm)
+
     def _check_rounds(self, rounds: int | None) -> None:
-        known = set(self.lattice.rounds(self.study.stage_rounds(self.method).confirm).tolist())
+        known = set(self._rounds.tolist())
         if rounds is not None and rounds not in known:
             raise UserError(f"rounds = {rounds}: {self.method.shown} was searched with {_listed(known)} rounds")
 
