@@ -23,7 +23,7 @@ from orchestrator.execution import study_run
 from orchestrator.execution.progress import View
 from orchestrator.results import locations, remote_lock
 from orchestrator.results.ledger import Ledger
-from orchestrator.results.locations import CANCEL, LEDGER, LOCK, LOG, read_text, results_location
+from orchestrator.results.locations import LEDGER, LOCK, LOG, STOP_FILES, read_text, results_location
 from orchestrator.results.remote_ledger import RemoteLedger
 from orchestrator.results.remote_lock import LockLostError, RemoteLock
 from orchestrator.study.reading import parse
@@ -407,10 +407,38 @@ def test_a_stop_request_for_an_earlier_driver_is_discarded(url, fast_heartbeat):
     """The earlier driver ended before it saw the request: the next one must not stop because of it."""
     results_location(url).request_stop()
     with results_location(url).open_for_writing() as location:
-        assert CANCEL not in files_at(url)
+        assert not set(STOP_FILES.values()) & set(files_at(url))
         assert not location.stop_requested()
         results_location(url).request_stop()
         wait_for(location.stop_requested, "the request arrived")
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_stop_request_counts_before_anything_is_written_to_it(tmp_path, remote, fast_heartbeat):
+    """Where files are not written atomically, the driver may find it empty."""
+    where = f"file://{tmp_path}/results" if remote else str(tmp_path / "results")
+    (tmp_path / "results").mkdir()
+    with results_location(where).open_for_writing() as location:
+        (tmp_path / "results" / STOP_FILES["now"]).touch()
+        wait_for(lambda: location.stop_requested() == "now", "the request arrived")
+
+
+def test_a_stop_request_that_arrives_while_another_is_taken(url, monkeypatch, fast_heartbeat):
+    with results_location(url).open_for_writing() as location:
+        remove = location._files.rm_file
+
+        def remove_later(path):
+            if path.endswith(STOP_FILES["after packs"]):
+                results_location(url).request_stop(now=True)
+            remove(path)
+
+        monkeypatch.setattr(location._files, "rm_file", remove_later)
+        results_location(url).request_stop()
+        wait_for(lambda: location.stop_requested() == "now", "both requests arrived")
+        monkeypatch.undo()
+        results_location(url).request_stop()
+        wait_for(lambda: not set(STOP_FILES.values()) & set(files_at(url)), "the third request was taken")
+        assert location.stop_requested() == "now"
 
 
 # ---- failures

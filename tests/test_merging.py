@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from nodes import wait_for
 from simulated_search import GD, drive, near, row, study
 
 from orchestrator.commands.options import seconds_of, shard_of
@@ -13,7 +14,7 @@ from orchestrator.execution.sweep import Sweep
 from orchestrator.report.tables import write_tables
 from orchestrator.results import status
 from orchestrator.results.ledger import Ledger
-from orchestrator.results.locations import CANCEL, results_location
+from orchestrator.results.locations import STOP_FILES, results_location
 from orchestrator.study.cells import PreparedStudy
 from orchestrator.study.study import Study
 from trainables.errors import UserError
@@ -136,17 +137,14 @@ def test_cancelling(tmp_path, fedsweep, monkeypatch, remote):
         ledger.add_study(study().model_dump_json(), "by hand")
         running.notify_recorded(1)
         if remote:
-            while not (tmp_path / "results" / "ledger.sqlite").exists():
-                running._wake.wait(0.01)
+            wait_for((tmp_path / "results" / "ledger.sqlite").exists, "the ledger was uploaded")
         assert not running.stop_requested()
         code, _, err = fedsweep("cancel", where)
         assert (code, "was asked to stop" in err) == (0, True)
-        while running.stop_requested() != "after packs":
-            running.notify_recorded(1)
+        wait_for(lambda: running.stop_requested() == "after packs", "the request arrived")
         code, _, err = fedsweep("cancel", where, "--now")
         assert (code, "was asked to stop now" in err) == (0, True)
-        while running.stop_requested() != "now":
-            running.notify_recorded(2)
-        assert not (tmp_path / "results" / CANCEL).exists()
+        wait_for(lambda: running.stop_requested() == "now", "the request arrived")
+        assert not [name for name in STOP_FILES.values() if (tmp_path / "results" / name).exists()]
     code, _, err = fedsweep("cancel", where)
     assert (code, f"no sweep is running in {where}" in err) == (2, True)

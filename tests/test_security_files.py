@@ -54,7 +54,7 @@ REPLACED = ("study.yaml", "best.yaml", "report.html", "remote.lock", "tables/REA
             "timing/seconds-per-round.md", "figures/score-by-round.png", "export/trials.parquet",
             "export/.trials.parquet.part", "export/README.md", "export/csv/trials.csv",
             "export/optuna/optuna.db", "export/optuna/optuna.db-journal", "export/optuna/optuna.db-wal")  # fmt: skip
-IN_PLACE = ("ledger.sqlite", "ledger.lock", "fedsweep.log", "cancel.requested", "ledger.sqlite-wal",
+IN_PLACE = ("ledger.sqlite", "ledger.lock", "fedsweep.log", "cancel.requested", "cancel.now", "ledger.sqlite-wal",
             "ledger.sqlite-shm", "ledger.sqlite-journal")  # fmt: skip
 COMMANDS = {
     "status": (),

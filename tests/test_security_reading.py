@@ -85,7 +85,7 @@ TOKEN = "0123456789abcdef"
 
 
 @pytest.mark.parametrize(
-    "name", ["remote.lock", f"remote.lock.{TOKEN}", "cancel.requested", "ledger.sqlite", "fedsweep.log"]
+    "name", ["remote.lock", f"remote.lock.{TOKEN}", "cancel.requested", "cancel.now", "ledger.sqlite", "fedsweep.log"]
 )
 def test_a_pipe_in_results_behind_a_url_does_not_block(name, results, fedsweep):
     if name != "remote.lock":

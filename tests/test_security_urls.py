@@ -238,7 +238,15 @@ def test_no_link_behind_a_url_is_followed(tmp_path, fedsweep):
     results, victim = tmp_path / "results", tmp_path / "victim"
     reported.write(results)
     victim.write_text("mine")
-    names = ("remote.lock", "cancel.requested", "ledger.sqlite", "fedsweep.log", ".packs/here", "ledger.log/current")
+    names = (
+        "remote.lock",
+        "cancel.requested",
+        "cancel.now",
+        "ledger.sqlite",
+        "fedsweep.log",
+        ".packs/here",
+        "ledger.log/current",
+    )
     for name in names:
         place = results / name
         place.parent.mkdir(exist_ok=True)

@@ -26,23 +26,27 @@ from trainables.files import PRIVATE, make_private, open_in_place, read_plain, r
 from trainables.urls import as_user_error, fetch_text, is_local, open_filesystem, refuse_links, rename, shown_url
 
 HEARTBEAT_S = 20.0
-LOG, CANCEL = "fedsweep.log", "cancel.requested"
+LOG = "fedsweep.log"
 PACKS = ".packs"
-NOT_UPLOADED = (LEDGER, f"{LEDGER}-wal", f"{LEDGER}-shm", "ledger.lock", CANCEL)  # the ledger has its own upload
 FOLDERS = ("tables", "timing", "figures")
 REPLACED = ("study.yaml", "best.yaml", "report.html")
 log = logging.getLogger("fedsweep")
 
 
 StopRequest = Literal["", "after packs", "now"]
+STOP_FILES: dict[StopRequest, str] = {"now": "cancel.now", "after packs": "cancel.requested"}
+"""A request is a file that exists, whatever it contains: so none is lost or misread while it is written or another is
+taken. The first of two counts."""
+NOT_UPLOADED = (LEDGER, f"{LEDGER}-wal", f"{LEDGER}-shm", "ledger.lock", *STOP_FILES.values())
+"""Of the working copy; the ledger has its own upload."""
 
 
-def _stop_request(now: bool) -> bytes:
-    return b"now" if now else b"after packs"
+def _stop_file(now: bool) -> str:
+    return STOP_FILES["now" if now else "after packs"]
 
 
-def _read_stop_request(content: bytes) -> StopRequest:
-    return "now" if content == b"now" else "after packs"
+def _first(requests: list[StopRequest]) -> StopRequest:
+    return next((request for request in STOP_FILES if request in requests), "")
 
 
 class ResultsLocation:
@@ -74,24 +78,21 @@ class ResultsLocation:
     def request_stop(self, now: bool = False) -> None:
         """Ask the running driver to finish the packs in flight and exit, as after Ctrl-C; `now`: as after two."""
         try:
-            descriptor = open_in_place(self.folder / CANCEL, os.O_WRONLY | os.O_TRUNC)
-            try:
-                os.write(descriptor, _stop_request(now))
-            finally:
-                os.close(descriptor)
+            os.close(open_in_place(self.folder / _stop_file(now), os.O_WRONLY))
         except OSError as error:
             raise UserError(f"results folder {self} cannot be written: {error}") from None
 
     def stop_requested(self) -> StopRequest:
         """What was requested; in a local folder, since the last call."""
+        return _first([request for request, name in STOP_FILES.items() if self._take_file(self.folder / name)])
+
+    def _take_file(self, path: Path) -> bool:
         try:
-            content = read_plain(self.folder / CANCEL, 100)
+            read_plain(path, 100)  # refuses links and pipes
         except FileNotFoundError:
-            return ""
-        if not content:  # it is being written
-            return ""
-        (self.folder / CANCEL).unlink(missing_ok=True)
-        return _read_stop_request(content)
+            return False
+        path.unlink(missing_ok=True)
+        return True
 
     @property
     def checkpoints(self) -> PackStorage:
@@ -160,7 +161,7 @@ class RemoteLocation(ResultsLocation):
 
     def __init__(self, url: str) -> None:
         self._files, self._root = open_filesystem(url)
-        refuse_links(self._files, self._root, LEDGER, LOGS, LOG, LOCK, CANCEL, PACKS, *FOLDERS, *REPLACED)
+        refuse_links(self._files, self._root, LEDGER, LOGS, LOG, LOCK, *STOP_FILES.values(), PACKS, *FOLDERS, *REPLACED)
         self.url = shown_url(url).rstrip("/")
         """For messages."""
         self.lock = RemoteLock(self._files, self._root, self.url)
@@ -283,18 +284,21 @@ class RemoteLocation(ResultsLocation):
 
     def request_stop(self, now: bool = False) -> None:
         with as_user_error(f"the results at {self.url} cannot be written"):
-            self._files.pipe_file(f"{self._root}/{CANCEL}", _stop_request(now))
+            self._files.pipe_file(f"{self._root}/{_stop_file(now)}", b"stop")
 
     def stop_requested(self) -> StopRequest:
         return self._stop
 
     def _take_stop_request(self) -> StopRequest:
+        return _first([request for request, name in STOP_FILES.items() if self._take_object(f"{self._root}/{name}")])
+
+    def _take_object(self, path: str) -> bool:
         try:
-            content = self._files.cat_file(f"{self._root}/{CANCEL}")
+            self._files.cat_file(path)
         except FileNotFoundError:
-            return ""
-        self._files.rm_file(f"{self._root}/{CANCEL}")
-        return _read_stop_request(content)
+            return False
+        self._files.rm_file(path)
+        return True
 
     def notify_recorded(self, count: int) -> None:
         if count != self._recorded:
@@ -307,7 +311,7 @@ class RemoteLocation(ResultsLocation):
         while not self._closed.wait(HEARTBEAT_S) and not self._lock_lost:
             with self._retried_later("the lock at %s could not be renewed, will retry: %s"):
                 self.lock.renew()
-                self._stop = self._take_stop_request() or self._stop
+                self._stop = _first([self._take_stop_request(), self._stop])
 
     def _upload_changes(self) -> None:
         while not self._closing.is_set() and not self._lock_lost:
