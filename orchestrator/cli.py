@@ -100,7 +100,7 @@ _CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]
 def main() -> None:
     try:
         arguments, plugin_names = _split_imports(sys.argv[1:])
-        if arguments == ["--version"]:
+        if arguments[:1] == ["--version"]:
             sys.stdout.write(f"fedsweep {version()}\n")
             sys.exit(0)
         if arguments and not any(argument in ("-h", "--help") for argument in arguments):

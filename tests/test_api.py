@@ -385,8 +385,9 @@ def test_doctor_reports_what_is_missing(fedsweep, monkeypatch):
     assert "PROBLEM: memory" in out
 
 
-def test_the_version(fedsweep):
-    code, out, err = fedsweep("--version")
+@pytest.mark.parametrize("more", [[], ["status", "somewhere"]])
+def test_the_version(fedsweep, more):
+    code, out, err = fedsweep("--version", *more)
     assert (code, out, err) == (0, f"fedsweep {fedsweep_version()}\n", "")
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import surface_results
@@ -59,6 +60,9 @@ def test_questions_without_an_answer(surface):
         surface.at(100.0)
     with pytest.raises(UserError, match="rounds = 50: DP-FedGD was searched with 6 rounds"):
         surface.at(4.0, rounds=50)
+    without_noise = replace(surface, results=())
+    with pytest.raises(UserError, match="release = 'secure-aggregation': the study has no finite epsilon"):
+        without_noise.at(4.0, release="secure-aggregation")
 
 
 @pytest.mark.parametrize("more", [[], ["--reach", "63"], ["--epsilon", "4"], ["--figure"]])

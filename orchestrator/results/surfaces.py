@@ -139,7 +139,11 @@ class StudySurface:
             return 0.0
         own = self.study.privacy.release
         if release != own:
-            row = next(each.row for each in self.results if math.isfinite(each.row.epsilon_claimed))
+            row = next((each.row for each in self.results if math.isfinite(each.row.epsilon_claimed)), None)
+            if row is None:
+                raise UserError(
+                    f"release = {release!r}: the study has no finite epsilon from which to convert its noise"
+                )
             local, secure = (_mu(e, self.study.privacy.delta) for e in (row.epsilon_local, row.epsilon_secure))
             mu *= local / secure if release == "secure-aggregation" else secure / local
         credit = float(np.interp(math.log(epsilon), *self._sampling_credit)) if self._sampling_credit[0] else 1.0

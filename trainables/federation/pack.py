@@ -112,8 +112,8 @@ def check(trial: TrialSpec, problem: Problem) -> PrivacyPlan:
     most, layers = program_of(trial).most_layers, len(problem.model.blocks)
     if most is not None and layers > most:
         raise UserError(
-            f"as_released = True: the privacy account of {method.name} holds for models of at most {most} layers; "
-            f"model = {trial.problem.model!r} has {layers} arrays"
+            f"model = {trial.problem.model!r} has {layers} arrays of parameters; the privacy account of {method.name} "
+            f"with these options holds for at most {most}"
         )
     for name in trial.metrics:
         _check_metric(name, problem)
