@@ -1,4 +1,4 @@
-"""The time of kernels in one process: matrix products, gradients and noise."""
+"""The speed of kernels without a federation: matrix products, gradients and noise."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trainables.privacy.noise import Address
 
 def gemm_rate(size: FederationSize) -> float:
     """Floating-point operations per second of the kernel's two matrix products: on the GPU, or summed over as many
-    cores as there are hosts, all busy at the same time."""
+    cores as there are client hosts, all busy at the same time."""
 
     def measure(device: str) -> float:
         torch.set_num_threads(1)
@@ -47,7 +47,8 @@ def gemm_rate(size: FederationSize) -> float:
 
 
 def per_example(measurement: Measurement, workload: Workload) -> dict[str, Any]:
-    """One round of all clients in one process: the closed form compared with per-example gradients in memory."""
+    """One round of all clients in one process: sums of clipped gradients in closed form, compared with sums over
+    per-example gradients in memory."""
     device, data, clip, lanes = measurement.size.device, workload.problem.data, 10.0, 32
     head = SoftmaxHead(data.features, data.classes)
     theta = head.initial(42).to(device)
@@ -106,7 +107,7 @@ def wide(measurement: Measurement) -> dict[str, Any]:
 
 
 def _wide_round(precision: Precision) -> dict[str, float]:
-    """Time per trial and round, and the fraction of the round that its matrix products alone would take."""
+    """Time per trial-round, and the fraction of it that the matrix products alone would take."""
     clients, rows, features, classes = 20, 64_000, 1024, 1000
     head, shape = SoftmaxHead(features, classes), lane_shapes.SHAPES["cuda"]
     products = Products(precision)

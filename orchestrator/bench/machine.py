@@ -31,7 +31,7 @@ PACKS = (
     pack_speed.evaluation,
     pack_speed.one_at_a_time,
 )
-"""Measured with one federation."""
+"""Measurements that share one federation."""
 
 
 def bench(quick: bool, log: Callable[[str], None]) -> dict[str, Any]:

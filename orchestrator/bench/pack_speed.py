@@ -1,4 +1,4 @@
-"""The time of rounds of a federation: by lanes, clients, features and classes, and compared with single trials."""
+"""The time per round of a federation by lanes, clients, features and classes, and compared with single trials."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from trainables.federation.trial_spec import Preprocess
 
 
 def lanes(measurement: Measurement, workload: Workload, started: MeasuredFederation) -> dict[str, Any]:
-    """Milliseconds per trial-round by number of lanes, and the floating-point rate as a fraction of that of pure matrix
-    products."""
+    """Milliseconds per trial-round by number of lanes, and the floating-point rate as a fraction of the rate of matrix
+    products alone."""
     size, log = measurement.size, measurement.log
     rate = gemm_rate(size)
     where = "the GPU" if size.device == "cuda" else f"{size.hosts} cores"
@@ -69,7 +69,7 @@ def centred(measurement: Measurement, workload: Workload, started: MeasuredFeder
 
 
 def evaluation(measurement: Measurement, workload: Workload, started: MeasuredFederation) -> dict[str, Any]:
-    """Share of evaluation in a run that evaluates every tenth round."""
+    """Share of a run's time that evaluation takes if every tenth round is evaluated."""
     seconds: dict[int, float] = {}
     for every in (1000, 10) * measurement.repeated(3):  # alternate: the load of a shared machine varies
         started.open(workload.trials(AUTO_LANES[measurement.size.device], every=every), rounds=10)

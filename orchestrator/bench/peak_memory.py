@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class PeakMemory:
-    """Peak memory of this process and all its descendants together, counting shared pages once."""
+    """Peak memory of this process and all its descendants together, sampled every second. Shared pages count once."""
 
     def __init__(self) -> None:
         self.peak = 0
@@ -29,6 +29,7 @@ class PeakMemory:
 
 
 def _descendants(root: int) -> list[int]:
+    """The ids of a process and all its descendants."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

@@ -18,7 +18,7 @@ TRIALS, ROUNDS = 2, 50
 
 
 def naive(measurement: Measurement, workload: Workload, report: dict[str, Any]) -> dict[str, Any]:
-    """Time per trial, and for as many trials as the search in packs ran. `report`: with the results of that search."""
+    """Time per trial, and extrapolated to all trials of `whole_search.search`, whose results `report` contains."""
     from trainables.federation.server import run_pack  # imports torch, which would count as start-up time
 
     trials, data, device = workload.trials(TRIALS, ROUNDS), workload.data, measurement.size.device

@@ -1,10 +1,10 @@
 """The regret of search strategies: how far their choices are from the best configuration, in points of test accuracy.
 
 Every cell is searched repeatedly with different seeds, by each strategy and selection rule, each with its default
-number of configurations. With `warm_start` it is searched once more, with the winners at other eps in the contest. All
-choices and all finalists are then trained on many seeds that no search used and evaluated on the test rows. The regret
-of a choice is the difference between its mean and the best of all means. The best mean is itself a maximum over noisy
-means, so regrets are overestimated rather than underestimated.
+number of configurations. With `warm_start` it is searched once more, and the best configurations of neighbouring eps
+join its contest. All choices and all finalists are then trained with many seeds that no search used, and evaluated on
+the test rows. The regret of a choice is the difference between its mean and the best of all means. The best mean is
+itself a maximum over noisy means, so regrets are overestimated rather than underestimated.
 
 Packs run in this process, without Ray.
 """
@@ -67,7 +67,7 @@ class RegretOptions:
 
 @dataclass(frozen=True)
 class Choice:
-    """The outcome of one search."""
+    """The configuration that one search chose, and the cost of the search."""
 
     epsilon: float
     strategy: str
@@ -77,7 +77,7 @@ class Choice:
 
 
 class Evaluated(NamedTuple):
-    """A configuration on the evaluation seeds."""
+    """The test accuracies of a configuration, trained with the evaluation seeds."""
 
     scores: list[float]
     """By seed."""
@@ -118,7 +118,7 @@ class Runner:
                 trials.update((trial.key, trial) for trial in waiting)
                 search = [trial for trial in waiting if trial.problem.evaluate_on == "validation"]
                 confirm = [trial for trial in waiting if trial.problem.evaluate_on == "test"]
-                sweep.ended({trial.key: ("done", 0.0, 0.0) for trial in confirm})  # `evaluated` runs these
+                sweep.ended({trial.key: ("done", 0.0, 0.0) for trial in confirm})  # `evaluated` runs them
                 sweep.ended(self.run(search, prepared.problems))
             choices = [_choice(search, trials) for search in sweep.searches]
             finalists = [(s.cell.epsilon, c) for s in sweep.searches for c in s.finalists()]
@@ -132,14 +132,14 @@ class Runner:
         *,
         confirm: bool = True,
     ) -> list[list[float]]:
-        """Accuracies by configuration and confirm seed. `confirm`: trained and evaluated as in the confirm stage, else
+        """Accuracies by configuration and confirm seed. `confirm`: train and evaluate as in the confirm stage, else
         as in a search. A diverged trial scores as random guessing."""
         return self._scores(_trials(cell, configurations, confirm=confirm), problems)
 
     def evaluated(
         self, cell: Cell, problems: Mapping[str, Problem], configurations: Sequence[Configuration]
     ) -> list[Evaluated]:
-        """On the test rows."""
+        """The configurations, trained as in the confirm stage and evaluated on the test rows."""
         trials = _trials(cell, configurations, confirm=True)
         scores = self._scores(trials, problems)
         by_row = [np.mean([self._by_row(trial, problems) for trial in by_seed], axis=0) for by_seed in trials]
@@ -158,7 +158,7 @@ class Runner:
 
 
 def _trials(cell: Cell, configurations: Sequence[Configuration], *, confirm: bool) -> list[list[TrialSpec]]:
-    """By configuration and confirm seed."""
+    """The trials, by configuration and confirm seed."""
     seeds, rounds = cell.study.seeds.confirm, cell.study.stage_rounds(cell.method).confirm
     return [cell.trials(configuration, seeds, rounds, confirm=confirm) for configuration in configurations]
 
@@ -175,7 +175,7 @@ def _choice(search: CellSearch, trials: Mapping[str, TrialSpec]) -> Choice | Non
     keys = {key for stage, keys in search.stages.items() if stage != "confirm" for key in keys}
     strategy = f"{search.variant.name} warm" if search.cell.study.search.warm_start else search.variant.name
     rounds: dict[str, int] = {}
-    for trial in (trials[key] for key in keys):  # a longer trial continues a shorter one: count the longest
+    for trial in (trials[key] for key in keys):  # a trial of a later rung continues an earlier one: count the longest
         rounds[trial.full_key] = max(trial.last_round, rounds.get(trial.full_key, 0))
     configuration = search.history.configuration(winner.candidate)
     return Choice(search.cell.epsilon, strategy, configuration, sum(rounds.values()))
@@ -277,12 +277,12 @@ def difference(reference: Sequence[Evaluated], ours: Sequence[Evaluated]) -> dic
     """The mean regret of `ours` minus that of `reference` in the same repetitions, and its standard error. The error
     combines those over repetitions, evaluation seeds and test rows, all of which are drawn at random."""
     pairs = list(zip(reference, ours, strict=True))
-    apart = [fmean(theirs.scores) - fmean(own.scores) for theirs, own in pairs]
+    by_repetition = [fmean(theirs.scores) - fmean(own.scores) for theirs, own in pairs]
     by_seed = np.mean([np.subtract(theirs.scores, own.scores) for theirs, own in pairs], axis=0)
     by_row = np.mean([theirs.by_row - own.by_row for theirs, own in pairs], axis=0)
-    drawn = {"repetitions": apart, "seeds": by_seed, "rows": by_row}
+    drawn = {"repetitions": by_repetition, "seeds": by_seed, "rows": by_row}
     errors = {n: float(np.std(v, ddof=1)) / math.sqrt(len(v)) if len(v) > 1 else 0.0 for n, v in drawn.items()}
-    return {"mean": fmean(apart), "error": math.hypot(*errors.values()), **errors}
+    return {"mean": fmean(by_repetition), "error": math.hypot(*errors.values()), **errors}
 
 
 def _summary(losses: list[float], choices: list[Choice]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The problems and trials that are measured, and how their time is taken."""
+"""The problems and trials that are measured, and functions that time them."""
 
 from __future__ import annotations
 
@@ -30,24 +30,25 @@ class DisagreementError(RuntimeError):
 
 @dataclass(frozen=True)
 class Measurement:
-    """What every measurement needs to know."""
+    """The settings that all measurements share."""
 
     size: FederationSize
     quick: bool
-    """Fewer repetitions."""
+    """Fewer repetitions and rounds; some measurements are left out."""
     log: Callable[[str], None]
 
     def repeated(self, times: int) -> int:
+        """How often to repeat a measurement that takes `times` repetitions if not quick."""
         return 1 if self.quick else times
 
     @property
     def rounds(self) -> int:
-        """Rounds per call."""
+        """Rounds per timed call of the federation."""
         return 3 if self.quick else 6
 
 
 def problem_of(name: str, clients: int) -> Problem:
-    """All rows of a data set, split evenly among the clients."""
+    """All train rows of a data set, split evenly among the clients, and its test rows."""
     data = features.load(name)
     spec = ProblemSpec(
         data=DataSpec(fingerprint=data.fingerprint),
@@ -66,7 +67,7 @@ class Workload:
 
     @cached_property
     def data(self) -> ProblemData:
-        """In the object store."""
+        """The problem's data, in Ray's object store."""
         return ObjectStoreProblems().data(self.problem)
 
     def trials(
@@ -102,6 +103,7 @@ class MeasuredFederation:
         self._federation.progress(rounds)
 
     def results(self, trials: list[TrialSpec]) -> dict[str, LaneResult]:
+        """Run a pack to its end; its results by trial key."""
         self._federation.open(trials, self._workload.data)
         return {lane.key: lane for lane in self._federation.advance(trials[0].rounds)}
 

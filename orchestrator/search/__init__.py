@@ -1,1 +1,1 @@
-"""What to run next, and which configuration wins. Knows nothing of Ray."""
+"""What to run next, and which configuration wins. Does not depend on Ray."""

@@ -12,9 +12,10 @@ from orchestrator.search.objective import ACCURACY, Objective
 
 ROUNDING = 1e-9  # relative tolerance for a standard error computed with floats; actual rounding errors are far smaller
 Outcome = tuple[str, float | None, float | None]
-"""State, score (the study's objective) and loss of a trial, on the validation rows after the last round."""
+"""State, score (the study's objective) and loss of a trial after its last round: on the test rows for confirm
+trials, else on the validation rows."""
 Outcomes = Mapping[str, Outcome]
-"""By trial key."""
+"""The outcomes of trials, by trial key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class Candidate:
 
 
 def candidates_of(keys: Sequence[str], seeds: int) -> list[Candidate]:
-    """A stage lists its trials by configuration, then by seed. A candidate that is listed twice is returned once."""
+    """The candidates of a stage, each once. `keys`: the keys of its trials, ordered by configuration, then by seed."""
     starts = range(0, len(keys), seeds) if keys else []
     return list(dict.fromkeys(Candidate(tuple(keys[start : start + seeds])) for start in starts))
 
@@ -73,7 +74,7 @@ class Rank(NamedTuple):
 
 
 def mean_score(outcomes: Sequence[Outcome]) -> float:
-    """Over the trials that finished."""
+    """The mean score of the trials that finished."""
     return mean([score for state, score, _ in outcomes if state == "done" and score is not None])
 
 
@@ -87,7 +88,7 @@ def spread(values: Sequence[float]) -> float:
 
 
 def paired_difference(ours: Sequence[float | None], theirs: Sequence[float | None]) -> tuple[float, float] | None:
-    """Mean of the differences by seed, and its standard error; None if no seed finished on both sides."""
+    """Mean of the differences `ours - theirs` by seed, and its standard error; None if no seed finished for both."""
     differences = [a - b for a, b in zip(ours, theirs, strict=False) if a is not None and b is not None]
     if not differences:
         return None
@@ -95,7 +96,7 @@ def paired_difference(ours: Sequence[float | None], theirs: Sequence[float | Non
 
 
 def within_standard_error(ours: Sequence[float | None], theirs: Sequence[float | None]) -> bool:
-    """Whether the mean of `paired_difference` is at most its standard error in absolute value. `stdev` is exact but
+    """Whether the absolute value of the mean of `paired_difference` is at most its standard error. `stdev` is exact but
     slow, so it is used only if rounding could change the answer."""
     differences = [a - b for a, b in zip(ours, theirs, strict=False) if a is not None and b is not None]
     if not differences:

@@ -1,4 +1,4 @@
-"""How many trials a cell will have, before all its stages have been opened."""
+"""How many trials a cell's search will have, estimated before all its stages have started."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from orchestrator.search.variant import SearchVariant
 def expected_trials(
     variant: SearchVariant, task: SearchTask, finalists: int, opened: Mapping[str, int]
 ) -> dict[str, int]:
-    """The number of trials by stage: as in `opened` for stages that have started, else as expected. A stage that may
-    still grow counts as expected, too."""
+    """The number of trials of each stage: the number in `opened` if the stage has started and cannot grow, else the
+    expected number. `finalists`: the most configurations in a contest."""
     configurations = dict(variant.strategy.expected(task))
     if variant.has_contest:
         competing = variant.strategy.competing(configurations)
@@ -33,8 +33,8 @@ def trials_to_come(
     opened: Mapping[str, int],
     variants: Sequence[SearchVariant],
 ) -> dict[str, int]:
-    """Trials that later stages will add, by stage. Trials that an earlier stage runs, or a variant of the same strategy
-    with more seeds, are not counted."""
+    """The number of trials still to be added, by stage. For stages in `already_run`, trials of an earlier stage are not
+    counted, nor those that the contest variant of the same strategy runs."""
     expected = expected_trials(variant, task, finalists, opened)
     to_come = {stage: count - opened.get(stage, 0) for stage, count in expected.items()}
     contest = replace(variant, select="contest")

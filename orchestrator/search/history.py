@@ -60,6 +60,7 @@ class History:
         ]
 
     def _unique(self, stage: str) -> list[Candidate]:
+        """The candidates of a stage, each once; cached until the stage grows."""
         keys = self.stages.get(stage, [])
         cached = self._unique_cache.get(stage)
         if cached is None or cached[0] is not keys or cached[1] != len(keys):

@@ -37,7 +37,8 @@ class Objective:
         return format(score, self.format_spec)
 
     def standard_error(self, score: float, rows: int) -> float | None:
-        """Binomial standard error of a share of `rows` rows; None for other metrics."""
+        """Binomial standard error of an accuracy (or top-5 accuracy) on `rows` rows, in percent; None for other
+        metrics."""
         if self.metric not in ("accuracy", "top_5"):
             return None
         share = score / 100

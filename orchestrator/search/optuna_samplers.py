@@ -1,4 +1,4 @@
-"""Optuna's samplers by name: every one that samples from ranges, with the options that a study file can state."""
+"""Optuna's samplers by name: all that sample from ranges, with those of their options that a study file can set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Option = bool | int | float | str
 _KINDS: dict[str, Any] = {"bool": bool, "int": int, "float": float, "str": str, "None": None}
-_WARNINGS = ("warn_independent_sampling", "warn_asynchronous_seeding")  # about what users cannot change
+_WARNINGS = ("warn_independent_sampling", "warn_asynchronous_seeding")  # they concern what users cannot change
 
 
 def build(name: str, seed: int, options: Mapping[str, Option]) -> optuna.samplers.BaseSampler:
@@ -37,7 +37,7 @@ def build(name: str, seed: int, options: Mapping[str, Option]) -> optuna.sampler
             raise UserError(f"options: {option} = {value!r} is not of the type {annotation}") from None
     defaults = {option: False for option in _WARNINGS if option in parameters and parameters[option].default is True}
     if "constant_liar" in parameters:
-        defaults["constant_liar"] = True  # configurations of a batch avoid one another
+        defaults["constant_liar"] = True  # keeps the configurations of a batch apart
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         try:
@@ -65,7 +65,8 @@ def problem(name: str, options: Mapping[str, Option]) -> str:
 
 
 def _classes() -> dict[str, Any]:
-    """By name. Samplers that enumerate a grid are left out: the strategy `grid` does that."""
+    """The sampler classes, by their name in a study file. Grid samplers are left out: the strategy `grid`
+    replaces them."""
     import optuna
 
     found: dict[str, Any] = {}
@@ -80,7 +81,7 @@ def _classes() -> dict[str, Any]:
 
 
 def _kind(annotation: Any) -> Any:
-    """The type of an option from its annotation, if a study file can state it; else None."""
+    """The type of an option, from its annotation; None if a study file cannot set options of this type."""
     parts = [part.strip() for part in str(annotation).split("|")]
     if not all(part in _KINDS for part in parts):
         return None

@@ -52,6 +52,7 @@ def place(strategy: type[Strategy], method: str = "") -> str:
 
 
 def _problem(strategy: type[Strategy]) -> str:
+    """Why the class cannot be used; empty if it can."""
     for attribute in ("name", "stages"):
         if not hasattr(strategy, attribute):
             return f"has no `{attribute}`"
@@ -137,7 +138,7 @@ def _last_round(strategy: Strategy, returned: Any, stage: str, planned: int, set
     return "" if fits else f"{returned!r}, which is not a number of rounds from 1 to {planned}"
 
 
-def _sentence(strategy: Strategy, returned: object, *_: object) -> str:
+def _text(strategy: Strategy, returned: object, *_: object) -> str:
     return "" if returned is None or isinstance(returned, str) else f"{returned!r}, which is not text"
 
 
@@ -154,17 +155,19 @@ _CHECKS: dict[str, Callable[..., str]] = {
     "competing": _competing,
     "planned_rounds": _planned_rounds,
     "last_round": _last_round,
-    "check_space": _sentence,
-    "check_settings": _sentence,
+    "check_space": _text,
+    "check_settings": _text,
     "finalists": _finalists,
 }
+"""By method name: a function of the strategy, the returned value and the arguments. It returns why the value cannot be
+used, or an empty string."""
 
 
 # ---- proposals
 
 
 def check_proposal(strategy: Strategy, proposal: Proposal | None, opened: dict[str, list[str]]) -> None:
-    """Raise if a proposal cannot be run. `opened`: the stages so far."""
+    """Raise if a proposal cannot be run. `opened`: the trial keys of all stages so far."""
     problem = _problem_of(strategy, proposal, opened)
     if problem:
         raise UserError(f"{place(type(strategy), 'propose')}: strategy {strategy.name} {problem}")

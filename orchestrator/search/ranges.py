@@ -12,15 +12,16 @@ if TYPE_CHECKING:
 
 
 class AxisRange(NamedTuple):
-    """What an axis may be sampled from."""
+    """The values that an axis may be sampled from."""
 
     kind: Literal["choice", "integer", "float"]
     values: list[HyperValue]
-    """The values of both grids; for an axis of words, the choices."""
+    """The values of both grids."""
     low: float
+    """0 for a choice, like `high`."""
     high: float
     scale: str
-    """log, linear or complement."""
+    """log, linear or complement (log in 1 - value)."""
 
 
 def axis_range(space: SearchSpace, name: str) -> AxisRange:
@@ -42,7 +43,7 @@ def sample(space: SearchSpace, count: int, seed: int) -> list[Configuration]:
 
 
 def suggest(space: SearchSpace, trial: optuna.trial.Trial) -> Configuration:
-    """Every hyperparameter as Optuna's sampler suggests it. Axes of words are categorical."""
+    """A configuration with the values that Optuna's sampler suggests. Axes that are not numeric are categorical."""
     configuration: Configuration = dict(space.fixed)
     for name in space.coarse:
         kind, values, low, high, scale = axis_range(space, name)

@@ -1,4 +1,4 @@
-"""The best score of a search so far, updated trial by trial: progress displays read it often."""
+"""The best score of a search so far, updated with every trial, because progress displays read it often."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from orchestrator.search.objective import Objective
 class RunningBest:
     objective: Objective
     restarting_stages: Container[str]
-    """Stages whose results replace those of earlier stages: they use more rounds or fresh seeds."""
+    """Stages whose results replace those of earlier stages, because they use more rounds or fresh seeds."""
     score: float | None = None
     """Best mean over the seeds, among candidates without a failed seed."""
     _rank: Rank | None = None
     _stage: str = ""
     _partial: dict[tuple[str, int], list[Outcome]] = field(default_factory=dict)
-    """Outcomes of candidates some of whose trials still run."""
+    """The outcomes so far of candidates whose trials have not all ended, by stage and number of the candidate."""
 
     def add(self, stage: str, candidate: int, seeds: int, outcome: Outcome) -> None:
         """Record a trial of candidate number `candidate`, which has `seeds` trials in this stage."""

@@ -22,14 +22,14 @@ class Choice:
 
     candidate: Candidate
     score: float
-    """Mean over the seeds on which it was chosen."""
+    """Mean over its finished trials in the deciding stage; in a private search, the noisy score of the winning run."""
     spread: float
-    """Standard deviation over the same seeds."""
+    """Standard deviation over the same trials; 0 in a private search."""
     failed: int
     """Seeds on which the winner's trial did not finish."""
     within_standard_error: int | None
-    """Number of candidates, with the winner, within one standard error of the best; None if the score has no standard
-    error."""
+    """Number of candidates, including the winner, within one standard error of the best; None if the score has no
+    standard error."""
 
     @property
     def key(self) -> str:
@@ -37,7 +37,7 @@ class Choice:
 
 
 def ranked(candidates: Sequence[Candidate], outcomes: Outcomes, objective: Objective = ACCURACY) -> list[Candidate]:
-    """Best first, ties in the given order; without candidates of which no trial finished."""
+    """The candidates, best first, ties in the given order. Candidates without a finished trial are left out."""
     ranks = [(candidate.rank(outcomes, objective), candidate) for candidate in candidates]
     finished = [(rank, candidate) for rank, candidate in ranks if rank.failed < len(candidate.keys)]
     return [candidate for _, candidate in sorted(finished, key=lambda pair: pair[0])]
@@ -47,8 +47,8 @@ def choose(
     candidates: Sequence[Candidate], outcomes: Outcomes, rows: int, objective: Objective = ACCURACY
 ) -> Choice | None:
     """The candidate with the fewest failed seeds; ties by the mean score, then by the mean loss, then in the given
-    order. None if no trial finished. With a single seed, the standard error follows from the number of validation
-    rows."""
+    order. None if no trial finished. `rows`: the number of validation rows, from which the standard error of a score
+    is computed if there is a single seed."""
     best = next(iter(ranked(candidates, outcomes, objective)), None)
     if best is None:
         return None
@@ -86,9 +86,9 @@ def win_contest(
 def clearly_differ(
     ours: Candidate, theirs: Candidate, outcomes: Outcomes, rows: int, objective: Objective = ACCURACY
 ) -> bool:
-    """Whether two candidates differ by more than two standard errors: of their paired difference over the seeds, or,
-    for a single seed, of an accuracy on `rows` rows (0 for metrics that are not a share of rows). A failed seed of
-    `theirs` counts as a difference."""
+    """Whether two candidates differ by more than two standard errors. With several seeds, the standard error is that
+    of the paired difference. With one seed, it is that of an accuracy on `rows` rows, or 0 for other metrics. A failed
+    seed of `theirs` counts as a difference."""
     difference = paired_difference(ours.scores(outcomes), theirs.scores(outcomes))
     if difference is None or None in theirs.scores(outcomes):
         return True

@@ -1,4 +1,4 @@
-"""What a search is about: the cell's search space and the study's settings."""
+"""The input of a search: the cell's search space and the study's settings."""
 
 from __future__ import annotations
 

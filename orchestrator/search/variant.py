@@ -11,7 +11,7 @@ from orchestrator.search.task import StageRounds
 from orchestrator.section import Section
 
 SECRET = -1
-"""Stands for a seed that is never shown."""
+"""Placeholder for a seed that is never shown."""
 Select = Literal["contest", "single"]
 
 
@@ -19,8 +19,8 @@ Select = Literal["contest", "single"]
 class SearchVariant:
     strategy: Strategy
     select: Select
-    """contest: candidates are ranked by their mean over the search seeds, and the best meet on fresh seeds. single: the
-    best on the first search seed wins."""
+    """contest: candidates are ranked by their mean over the search seeds, and the best run again on fresh seeds.
+    single: the best on the first search seed wins."""
     settings: Section
     """The strategy's section of the study file."""
     search_seeds: Sequence[int]
@@ -29,7 +29,7 @@ class SearchVariant:
 
     @property
     def name(self) -> str:
-        """As in the ledger and in tables."""
+        """Name in the ledger and in tables."""
         return f"{self.strategy.name} single" if self.select == "single" else self.strategy.name
 
     @property
@@ -38,13 +38,13 @@ class SearchVariant:
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """Every stage it may have, in order."""
+        """All stages that the search may have, in order."""
         contest = ("contest",) if self.has_contest else ()
         return (*self.strategy.stages, *contest, "confirm")
 
     def seeds(self, stage: str) -> list[int]:
-        """The seeds that each configuration of a stage runs with. If the strategy chooses a seed for each
-        configuration, the first search seed stands for it."""
+        """The seeds that each configuration of a stage runs with. The first search seed is a placeholder in
+        search stages of a strategy that chooses its seeds, and `SECRET` in all stages of a private search."""
         if self.strategy.publishes_only_winner:
             return [SECRET]
         if stage in ("contest", "confirm"):
@@ -61,5 +61,5 @@ class SearchVariant:
         return planned if stage in ("contest", "confirm") else self.strategy.last_round(stage, planned, self.settings)
 
     def restarts(self, stage: str) -> bool:
-        """Whether results of a stage replace those of earlier stages: more rounds, or fresh seeds."""
+        """Whether results of a stage replace those of earlier stages, because it uses more rounds or fresh seeds."""
         return stage == "contest" or (stage != "confirm" and self.strategy.restarts(stage))

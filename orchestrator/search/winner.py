@@ -13,12 +13,13 @@ from search_spaces import Configuration, unique
 
 
 def competing_stages(variant: SearchVariant, history: History) -> tuple[str, ...]:
-    """The search stages with candidates that can win, among the stages with results."""
+    """The search stages whose candidates can win, among the stages in which a candidate has ended."""
     return variant.strategy.competing([stage for stage in history.stages if history.ended(stage)])
 
 
 def winner(variant: SearchVariant, history: History) -> Choice | None:
-    """The winner of the contest, or of the search if the contest has no results. A private strategy chooses itself."""
+    """The winner of the contest, or of the search if the contest has no results. The strategy `private` has its own
+    rule."""
     task = history.task
     if variant.strategy.publishes_only_winner:
         return variant.strategy.choose(task, history)
@@ -39,7 +40,7 @@ def winner_of_first_seed(variant: SearchVariant, history: History) -> Choice | N
 
 
 def best_configurations(variant: SearchVariant, history: History, count: int) -> list[Configuration]:
-    """The `count` best configurations of all competing stages, best first, unless the strategy chooses them."""
+    """What the strategy's `finalists` returns; if None, the `count` best of all competing stages, best first."""
     chosen = variant.strategy.finalists(history.task, history, count)
     if chosen is not None:
         return chosen
@@ -49,8 +50,8 @@ def best_configurations(variant: SearchVariant, history: History, count: int) ->
 def finalists(
     variant: SearchVariant, history: History, count: int, guests: Sequence[Configuration] = ()
 ) -> list[Configuration]:
-    """The configurations of the contest, at most `count`: the best of the search. `guests`, the winners of neighbouring
-    budgets, replace the last ones."""
+    """The configurations of the contest, at most `count`: the best of the search. `guests`, the best of the searches at
+    neighbouring budgets, replace the last ones."""
     own = best_configurations(variant, history, count)
     if not own:
         return []

@@ -75,7 +75,7 @@ class AskTellStrategy(Strategy):
         replay: _Replay | None = history.memo.get(stage)
         if replay is None or len(replay.asked) > len(candidates):
             replay = history.memo[stage] = _Replay(self.searcher(task))
-        while True:  # runs once, or once per recorded batch if the search is replayed
+        while True:  # once; when replaying, once per recorded batch and once for the new one
             replay.tell(costs)
             size = min(settings.batch, task.budget - len(replay.asked))
             batch = replay.ask(size) if size > 0 else []
@@ -92,7 +92,7 @@ class AskTellStrategy(Strategy):
 
 
 class _Replay:
-    """A searcher with everything it was asked for, in order."""
+    """A searcher with all configurations that it has proposed, in order."""
 
     def __init__(self, searcher: Searcher) -> None:
         self._searcher = searcher
@@ -105,8 +105,8 @@ class _Replay:
         return batch
 
     def tell(self, costs: Sequence[float | None]) -> None:
-        """`costs`: of all configurations of the search so far. The searcher gets those that are
-        new to it."""
+        """Tell the searcher the results that are new to it. `costs`: those of all configurations of the search so
+        far."""
         new = list(zip(self.asked, costs, strict=False))[self._told :]
         if new:
             self._searcher.tell([Result(*pair) for pair in new])

@@ -89,7 +89,7 @@ def _finer_grid(task: SearchTask, history: History) -> list[Configuration]:
 def _neighbours(
     task: SearchTask, history: History, winner: Candidate, axis: str, candidates: Sequence[Candidate]
 ) -> list[Candidate]:
-    """The next candidates below and above on one axis that equal the winner on all others."""
+    """The candidates next to the winner on one axis, below and above, that equal it on all other axes."""
     ours = history.configuration(winner)
     value = float(ours[axis])
     on_axis: dict[float, Candidate] = {}

@@ -54,7 +54,7 @@ class HalvingSettings(Section):
 
 
 def _ceil(amount: float) -> int:
-    """Round up, to at least 1. An excess below 1e-9 is a rounding error and is ignored."""
+    """Round up, to at least 1. Rounding to 9 digits first removes floating-point errors."""
     return max(1, math.ceil(round(amount, 9)))
 
 

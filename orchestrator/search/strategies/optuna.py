@@ -42,7 +42,7 @@ class Optuna(AskTellStrategy):
 
 
 class _Sampler:
-    """Optuna's study with the trials of the last batch."""
+    """A `Searcher` that asks an Optuna study for configurations."""
 
     def __init__(self, task: SearchTask, settings: OptunaSettings) -> None:
         import optuna  # slow to import, and few commands need it

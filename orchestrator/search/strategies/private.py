@@ -82,7 +82,7 @@ def noisy_best(seeds: Mapping[str, int], outcomes: Outcomes, deviation: float, s
     }
     if not scores:
         return None
-    winner = max(scores, key=scores.__getitem__)  # the first among equals
+    winner = max(scores, key=scores.__getitem__)  # ties: the first run
     return Choice(Candidate((winner,)), scores[winner], 0.0, 0, None)
 
 
@@ -100,7 +100,7 @@ def score_deviation(task: SearchTask) -> float:
     """Standard deviation of the noise on a run's validation score."""
     score = PrivateSettings.of(task.settings).score
     influence = metrics.get(task.objective.metric).row_influence
-    assert influence is not None  # the study was checked
+    assert influence is not None  # a study whose metric has none is rejected
     return influence * private_selection.score_std(task.epsilon, task.delta, task.validation_rows, score)
 
 
@@ -110,7 +110,8 @@ def noise_key(secret: bytes) -> str:
 
 
 def _draw(secret: bytes, index: int) -> int:
-    """128 pseudorandom bits that cannot be predicted without the secret."""
+    """128 pseudorandom bits that cannot be predicted without the secret. `index`: -2 for the noise key, -1 for the
+    number of runs, 2 r for the configuration of run r, 2 r + 1 for its seed."""
     packed = index.to_bytes(8, "big", signed=True)
     return int.from_bytes(hashlib.blake2b(packed, key=secret, digest_size=16, person=b"fedsweep-search").digest())
 

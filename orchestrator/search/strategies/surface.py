@@ -46,7 +46,7 @@ class SurfaceSearch(Strategy):
     extends_stages = True
     searches_budgets_together = True
     chooses_seeds = True
-    prefers_small_spread = False  # the finalists are close to each other: the best mean loses less
+    prefers_small_spread = False  # finalists have similar scores: choosing the best mean loses less accuracy
     caption = (
         "The strategy surface runs each configuration of the search with one of the search seeds, and its model "
         "chooses the configurations of the contest."
@@ -54,12 +54,12 @@ class SurfaceSearch(Strategy):
 
     def propose(self, task: SearchTask, history: History) -> Proposal | None:
         budgets = list(history.budgets) or [history]
-        done = tuple(len(each.stages.get("surface", [])) for each in budgets)
+        counts = tuple(len(each.stages.get("surface", [])) for each in budgets)
         batches = history.memo.setdefault("surface batches", {})
-        if done not in batches:
-            batches[done] = _Search(budgets).batch()
+        if counts not in batches:
+            batches[counts] = _Search(budgets).batch()
         own = next(number for number, each in enumerate(budgets) if each is history)
-        proposal: Proposal | None = batches[done][own]
+        proposal: Proposal | None = batches[counts][own]
         return proposal
 
     def expected(self, task: SearchTask) -> dict[str, int]:
@@ -78,7 +78,7 @@ class SurfaceSearch(Strategy):
 
 
 def trials_of(task: SearchTask) -> int:
-    """Trials of a cell's search."""
+    """Number of trials of a cell's search: `search.trials`, or `TRIALS_PER_AXIS` per axis with several values."""
     axes = sum(len({*axis, *task.space.fine[name]}) > 1 for name, axis in task.space.coarse.items())
     return task.trials or TRIALS_PER_AXIS * max(1, axes)
 
@@ -89,7 +89,7 @@ def _finished(history: History) -> bool:
 
 
 class _Search:
-    """The searches of all budgets at a moment when all their trials have ended."""
+    """The search of all budgets of a method, when all trials proposed so far have ended."""
 
     def __init__(self, budgets: Sequence[History]) -> None:
         self.budgets = budgets
@@ -101,6 +101,7 @@ class _Search:
         self._candidates: dict[tuple[int, Lattice], Candidates] = {}
 
     def _lattice(self, beyond: Beyond) -> Lattice:
+        """The lattice whose axes continue by these steps; built once."""
         from orchestrator.search.surface.lattice import Lattice  # SciPy is slow to import
 
         key = tuple(sorted(beyond.items()))
@@ -109,12 +110,12 @@ class _Search:
         return self._lattices[key]
 
     def tried_lattice(self) -> Lattice:
-        """With axes that continue as far as trials have been."""
+        """The lattice whose axes continue beyond their ends as far as trials have been proposed."""
         tried = [each.configuration(c) for each in self.budgets for c in each.candidates("surface")]
         return self._lattice(self.lattice.steps_beyond(tried))
 
     def _next_lattice(self) -> Lattice:
-        """And by another step where the best configuration of a budget lies at the end of an axis."""
+        """`tried_lattice`, continued by one more step where the best configuration of a budget lies at an end."""
         from orchestrator.search.surface.batches import best
 
         tried = self.tried_lattice()
@@ -137,14 +138,16 @@ class _Search:
         return self._chosen(min(self.settings.batch, total - tried))
 
     def _first_trials(self, total: int) -> int:
-        """More for few budgets, because the model learns from all of them."""
+        """The number of first trials of each budget: larger for few budgets, because the model learns from all."""
         return max(4, min(total // 3, max(8, 48 // len(self.budgets))))
 
     def _design(self, count: int) -> list[Proposal | None]:
-        every = self.lattice.design(count * len(self.budgets), self.settings.seed)
-        return [self._proposal(number, every[number :: len(self.budgets)]) for number in range(len(self.budgets))]
+        """The first proposals. One design fills the space with the trials of all budgets, which take turns."""
+        design = self.lattice.design(count * len(self.budgets), self.settings.seed)
+        return [self._proposal(number, design[number :: len(self.budgets)]) for number in range(len(self.budgets))]
 
     def _chosen(self, count: int) -> list[Proposal | None]:
+        """Proposals of up to `count` trials for every budget, chosen by the model."""
         from orchestrator.search.surface.batches import next_batch
 
         lattice = self._next_lattice()
@@ -158,7 +161,8 @@ class _Search:
         ]
 
     def _proposal(self, number: int, configurations: Sequence[Configuration]) -> Proposal | None:
-        """With seeds that take turns; a configuration that has run gets a seed that it has not run with."""
+        """A proposal for budget `number`. The seeds take turns, but a configuration that has run gets an unused seed if
+        there is one."""
         if not configurations:
             return None
         seeds, used, chosen = self.task.seeds, self._used_seeds(number), []
@@ -171,6 +175,7 @@ class _Search:
         return Proposal("surface", list(configurations), chosen)
 
     def _used_seeds(self, number: int) -> dict[tuple[object, ...], list[int]]:
+        """The seeds that each configuration of budget `number` has run with, by `Lattice.identity`."""
         history = self.budgets[number]
         used: dict[tuple[object, ...], list[int]] = {}
         for candidate in history.candidates("surface"):
@@ -179,6 +184,7 @@ class _Search:
         return used
 
     def candidates(self, number: int, lattice: Lattice) -> Candidates:
+        """All configurations of the lattice, at budget `number`. Those that ran with all seeds are not available."""
         import numpy as np
 
         from orchestrator.search.surface.batches import Candidates
@@ -201,10 +207,10 @@ class _Search:
         """The model of all trials so far."""
         from orchestrator.search.surface.observed import fitted
 
-        done = tuple(len(each.stages.get("surface", [])) for each in self.budgets)
+        counts = tuple(len(each.stages.get("surface", [])) for each in self.budgets)
         models = self.budgets[0].memo.setdefault("surface models", {})
-        if done not in models:
+        if counts not in models:
             models.clear()
-            models[done] = fitted(self.budgets, self.lattice)
-        model: Surface = models[done]
+            models[counts] = fitted(self.budgets, self.lattice)
+        model: Surface = models[counts]
         return model

@@ -1,4 +1,4 @@
-"""The next trials of a surface search, for all budgets: where the model expects the most or knows the least."""
+"""The next trials of a surface search, for all budgets: where the model expects high scores or is uncertain."""
 
 from __future__ import annotations
 
@@ -15,42 +15,46 @@ from orchestrator.search.surface.model import Surface
 
 Array = NDArray[np.float64]
 KEPT = 200
-"""Candidates of a budget that take part in the choice of a batch."""
+"""Candidates per budget from which a batch is chosen: those with the highest upper bounds."""
 DIGITS = 6
 """Values are rounded before they are compared, so that processors whose arithmetic differs in the last bits agree."""
 
 
 @dataclass
 class Candidates:
-    """What a budget can run next."""
+    """The configurations of a lattice as candidates at one budget."""
 
     surface: Surface
     budget: int
+    """Number of the budget."""
     points: Array
+    """Coordinates, one row per configuration."""
     noise: Array
+    """`log_noise` of each configuration."""
     available: NDArray[np.bool_]
+    """Whether a configuration can run next: not if it has run with all seeds."""
 
     @cached_property
     def values(self) -> tuple[Array, Array]:
-        """Mean and variance."""
+        """Mean and variance of each configuration, as `Surface.values` returns them."""
         return self.surface.values(self.points, self.noise, self.budget)
 
 
 def next_batch(budgets: Sequence[Candidates], count: int, optimism: float) -> list[tuple[int, int]]:
-    """`count` candidates of every budget, as (number of the budget, index of the candidate), in the order chosen.
+    """Up to `count` candidates of every budget, as (number of the budget, index of the candidate), in the order chosen.
 
     Each choice maximises mean + optimism x standard deviation. The standard deviations assume that the earlier choices
     have run, whatever their results, so a batch spreads over the space and the budgets."""
     surface = budgets[0].surface
     kept, inputs, labels, limits = [], [], [], [0]
-    for every in budgets:
-        mean, variance = every.values
-        upper = np.where(every.available, np.round(mean + optimism * np.sqrt(variance), DIGITS), -math.inf)
+    for candidates in budgets:
+        mean, variance = candidates.values
+        upper = np.where(candidates.available, np.round(mean + optimism * np.sqrt(variance), DIGITS), -math.inf)
         top = np.sort(np.argsort(-upper, kind="stable")[:KEPT])
-        top = top[every.available[top]]
+        top = top[candidates.available[top]]
         kept.append(top)
-        inputs.append(surface.inputs(every.points[top], every.noise[top]))
-        labels.append(np.full(len(top), every.budget))
+        inputs.append(surface.inputs(candidates.points[top], candidates.noise[top]))
+        labels.append(np.full(len(top), candidates.budget))
         limits.append(limits[-1] + len(top))
     joined, label = np.concatenate(inputs), np.concatenate(labels)
     mean, variance, whitened = surface.process.predict(joined, label)
@@ -76,7 +80,7 @@ def next_batch(budgets: Sequence[Candidates], count: int, optimism: float) -> li
 
 
 def best(candidates: Candidates, count: int) -> list[int]:
-    """The candidates with the highest means, best first."""
+    """Indices of the candidates with the highest means, best first, whether available or not."""
     return highest(candidates.values[0], count)
 
 

@@ -1,13 +1,13 @@
 """A Gaussian process for scores of trials, fitted by maximum a posteriori estimation.
 
-The covariance of two trials at inputs x, y (noise and hyperparameters) is
+The covariance of two trials at inputs x, y (logarithm of the noise multiplier, and hyperparameters) is
 
     (a^2 + s^2 [same seed]) k(|A x - A y|) + b^2 [same budget] + c^2
 
 with the Matern 5/2 function k and a lower triangular matrix A. A learns a length scale for every input and directions
-in which inputs compensate each other, such as a larger learning rate for less noise. Trials of a seed share their
-noise, so their scores deviate together. Each trial adds independent noise whose standard deviation depends on the
-region: n exp(p u + q g), with u the noise of the run and g how far its score lies below the best.
+in which inputs compensate each other, such as a larger learning rate for less noise. Trials with the same seed draw the
+same noise, so their scores deviate together. Each score also has an independent error with the standard deviation
+n exp(p u + q g), where u is the logarithm of the noise multiplier and g measures how far the score is below the best.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from scipy.optimize import minimize
 
 Array = NDArray[np.float64]
 CONSTANT = 10.0**2
-"""Variance of the constant mean."""
+"""c^2: the prior variance of the mean of all scores."""
 JITTER = 1e-4
+"""Added to the variance of every error, for numerical stability."""
 SCALARS = 6
 """Parameters before those of A: log a, log n, p, q, log s, log b."""
 DIGITS = 2
@@ -38,6 +39,7 @@ class Data:
     inputs: Array
     """One row per trial."""
     values: Array
+    """The scores, relative to the best."""
     noise: Array
     """u of every trial."""
     gaps: Array
@@ -48,7 +50,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Prior:
-    """Independent normal distributions of all parameters."""
+    """Independent normal distributions of all parameters, in the order of `SCALARS`, diagonal of A, `off_diagonal`."""
 
     mean: Array
     deviation: Array
@@ -57,8 +59,8 @@ class Prior:
 
     @classmethod
     def of(cls, length_scales: Sequence[float], mixed: Sequence[bool], noise: float = 0.7) -> Prior:
-        """`length_scales` and `noise` (the standard deviation of a score) are medians. `mixed`: which inputs may be
-        combined with others."""
+        """`length_scales` and `noise` (the standard deviation of a score) are medians. `mixed`: which inputs may
+        have off-diagonal entries in A."""
         count = len(length_scales)
         entries = tuple((i, j) for i in range(count) for j in range(i) if mixed[i] and mixed[j])
         scalars = [math.log(6.0), math.log(noise), 0.4, 0.3, math.log(0.5), math.log(0.4)]
@@ -70,7 +72,7 @@ class Prior:
         )
 
     def matrix(self, parameters: Array) -> Array:
-        """A."""
+        """The matrix A."""
         count = len(parameters) - SCALARS - len(self.off_diagonal)
         matrix = np.diag(np.exp(parameters[SCALARS : SCALARS + count]))
         for (i, j), value in zip(self.off_diagonal, parameters[SCALARS + count :], strict=True):
@@ -90,13 +92,14 @@ def matern(x: Array, y: Array) -> Array:
 
 
 def matern_and_slope(x: Array, y: Array) -> tuple[Array, Array]:
-    """Also the derivative with respect to the squared distance."""
+    """The values of `matern` and their derivatives with respect to the squared distance."""
     scaled = _scaled_distances(x, y)
     decay = np.exp(-scaled)
     return (1 + scaled + scaled * scaled / 3) * decay, -(5 / 6) * (1 + scaled) * decay
 
 
 def _scaled_distances(x: Array, y: Array) -> Array:
+    """The distances between rows, times the square root of 5."""
     squared = (-2 * x) @ y.T
     squared += (x * x).sum(1)[:, None]
     squared += (y * y).sum(1)[None]
@@ -105,7 +108,7 @@ def _scaled_distances(x: Array, y: Array) -> Array:
 
 
 class GaussianProcess:
-    """Fitted to trials."""
+    """The posterior given trials, for fixed parameters."""
 
     def __init__(self, data: Data, prior: Prior, parameters: Array) -> None:
         self.data, self.prior, self.parameters = data, prior, parameters
@@ -118,7 +121,7 @@ class GaussianProcess:
 
     @classmethod
     def fit(cls, data: Data, prior: Prior, iterations: int) -> GaussianProcess:
-        """With the parameters of the largest posterior density."""
+        """A process whose parameters maximise the posterior density."""
         found = minimize(
             _loss,
             prior.mean,
@@ -131,7 +134,7 @@ class GaussianProcess:
         return cls(data, prior, np.round(found.x, DIGITS))
 
     def covariances(self, inputs: Array, budgets: NDArray[np.int64]) -> Array:
-        """Covariances of the mean scores at these inputs with the trials."""
+        """Covariances of the mean scores over seeds at these inputs with the scores of the trials."""
         found = matern(inputs @ self._matrix.T, self._mapped)
         found *= self._amplitude
         found += self._budget * (budgets[:, None] == self.data.budgets)
@@ -139,7 +142,7 @@ class GaussianProcess:
         return found
 
     def covariance(self, inputs: Array, budgets: NDArray[np.int64], at: int) -> Array:
-        """Prior covariances of the mean scores at these inputs with the one at index `at`."""
+        """Prior covariances of the mean scores at these inputs with the mean score at input number `at`."""
         mapped = inputs @ self._matrix.T
         k = matern(mapped, mapped[at : at + 1])
         return self._amplitude * k[:, 0] + self._budget * (budgets == budgets[at]) + CONSTANT
@@ -148,8 +151,8 @@ class GaussianProcess:
         return self.covariances(inputs, budgets) @ self._weights
 
     def predict(self, inputs: Array, budgets: NDArray[np.int64]) -> tuple[Array, Array, Array]:
-        """Means, variances and whitened covariances with the trials (a column per input). Budget -1 is one without
-        trials."""
+        """Means, variances and whitened covariances with the trials (a column per input). Budget -1: a budget
+        without trials."""
         covariances = self.covariances(inputs, budgets)
         whitened = solve_triangular(self._factor, covariances.T, lower=True, check_finite=False)
         variance = self._amplitude + self._budget + CONSTANT - (whitened * whitened).sum(0)
@@ -157,11 +160,13 @@ class GaussianProcess:
 
 
 def noise_variance(parameters: Array, noise: Array, gaps: Array) -> Array:
+    """Variances of the independent errors of scores. `noise` and `gaps`: u and g."""
     return np.exp(2 * (parameters[1] + parameters[2] * noise + parameters[3] * gaps)) + JITTER
 
 
 def _covariance(data: Data, parameters: Array, mapped: Array) -> tuple[Array, Array, Array]:
-    """Covariances of the trials, k, and the derivative of the covariances with respect to the squared distance."""
+    """Three matrices over pairs of trials: the covariances of their scores, the values of k, and the derivatives of the
+    covariances with respect to the squared distance."""
     k, slope = matern_and_slope(mapped, mapped)
     factor = math.exp(2 * parameters[0]) + math.exp(2 * parameters[4]) * _same(data.seeds)
     covariance = factor * k + math.exp(2 * parameters[5]) * _same(data.budgets) + CONSTANT
@@ -183,7 +188,7 @@ def _loss(parameters: Array, data: Data, prior: Prior) -> tuple[float, Array]:
     value = 0.5 * data.values @ weights + np.log(np.diag(factor)).sum() + 0.5 * distance @ distance
     inverse, _ = lapack.dpotri(factor, lower=1)
     inverse = np.tril(inverse) + np.tril(inverse, -1).T
-    sensitivity = 0.5 * (inverse - np.outer(weights, weights))  # of the loss to every covariance
+    sensitivity = 0.5 * (inverse - np.outer(weights, weights))  # derivative of the loss by each covariance
     gradient = np.zeros_like(parameters)
     of_k = sensitivity * k
     gradient[0] = 2 * math.exp(2 * parameters[0]) * of_k.sum()

@@ -16,24 +16,24 @@ from search_spaces import Axis, Configuration, SearchSpace
 
 Array = NDArray[np.float64]
 LARGEST = 3000
-"""Approximate limit for the points of a lattice; larger ones are sampled."""
+"""A lattice with more than twice as many points is replaced by a sample of this many."""
 MOST_VALUES, FEWEST_VALUES = 33, 5
 """Approximate limits for the number of values of a numeric axis, if the study sets none."""
 
 
 Beyond = Mapping[str, tuple[int, int]]
-"""Steps of the coarse grid below and above the ends of axes, by name."""
+"""By how many steps of the coarse grid an axis continues below and above its ends, by name of the axis."""
 
 
 class Lattice:
     """All combinations of the axes' values, with more values where the grids leave gaps.
 
-    A lattice instead of continuous ranges: configurations have round values, neighbours differ enough to compare them
+    Its advantages over continuous ranges: configurations have round values, neighbours differ enough to compare them
     in a contest, and trials are shared with a grid search of the same space."""
 
     def __init__(self, space: SearchSpace, values: int | None = None, beyond: Beyond | None = None) -> None:
-        """`values`: least number of values of a numeric axis; default: by the number of axes. `beyond`: by how many
-        steps axes continue below and above their ends."""
+        """`values`: least number of values of a numeric axis; default: it depends on the number of axes. `beyond`:
+        by how many steps axes continue below and above their ends."""
         numeric = sum(search_spaces.is_numeric(axis) and len(axis) > 1 for axis in space.coarse.values())
         least = values or max(FEWEST_VALUES, min(MOST_VALUES, int(LARGEST ** (1 / max(1, numeric)))))
         self.space = space
@@ -53,7 +53,7 @@ class Lattice:
 
     @cached_property
     def configurations(self) -> list[Configuration]:
-        """In a fixed order; a sample if the lattice is large. Those with values beyond the ends come last."""
+        """In a fixed order; a sample if the lattice is large. Configurations beyond the ends of the axes come last."""
         found, axes = self._combined(self.axes), dict(self.axes)
         for name, new in self._new.items():
             found += self._combined({**axes, name: new}) if new else []
@@ -61,6 +61,7 @@ class Lattice:
         return found
 
     def _combined(self, axes: Mapping[str, Axis]) -> list[Configuration]:
+        """All combinations of these values; a sample if there are many."""
         if math.prod(map(len, axes.values())) <= 2 * LARGEST:
             return self.space.grid(axes)
         picks = _spread(list(map(len, axes.values())), LARGEST, seed=0)
@@ -74,18 +75,19 @@ class Lattice:
 
     @cached_property
     def positions(self) -> dict[tuple[object, ...], int]:
-        """The index of every configuration, by its values of the axes."""
+        """The index of every configuration in `configurations`, by `identity`."""
         return {self.identity(configuration): number for number, configuration in enumerate(self.configurations)}
 
     def identity(self, configuration: Configuration) -> tuple[object, ...]:
+        """The values of a configuration on all axes."""
         return tuple(configuration[name] for name in self.axes)
 
     def rounds(self, default: int) -> NDArray[np.int64]:
-        """Of every configuration; `default` where rounds are not searched."""
+        """The rounds of every configuration; `default` if rounds are not a hyperparameter of the space."""
         return np.array([int(configuration.get("rounds", default)) for configuration in self.configurations])
 
     def design(self, count: int, seed: int) -> list[Configuration]:
-        """Configurations that fill the space evenly, to start from."""
+        """`count` configurations that fill the space evenly, for the first trials."""
         names = list(self.axes)
         return [
             {**self.space.fixed, **{name: self.axes[name][i] for name, i in zip(names, row, strict=True)}}
@@ -93,7 +95,7 @@ class Lattice:
         ]
 
     def steps_beyond(self, configurations: Sequence[Configuration]) -> Beyond:
-        """How far these configurations lie beyond the ends of the axes."""
+        """By how many steps the axes must continue to contain these configurations."""
         found = {}
         for (name, axis), scale in zip(self.axes.items(), self._scales, strict=True):
             if not scale.numeric or len(axis) < 2:
@@ -106,7 +108,7 @@ class Lattice:
         return found
 
     def with_next_steps(self, best: Sequence[Configuration]) -> Beyond:
-        """A step more wherever one of these configurations has the last value of an axis."""
+        """`beyond`, with one more step at each end of an axis where one of these configurations lies."""
         found = dict(self.beyond)
         for name, axis in self.axes.items():
             every = (*axis, *self._new.get(name, ()))
@@ -120,7 +122,8 @@ class Lattice:
         return found
 
     def coordinates(self, configurations: Sequence[Configuration]) -> Array:
-        """Numeric axes from 0 to 1 on their scale; a column for every value of the others."""
+        """One row per configuration. A numeric axis has one column, from 0 to 1 between its ends on its scale; other
+        axes have a column for each value."""
         columns = [
             scale.column([configuration[name] for configuration in configurations])
             for name, scale in zip(self.axes, self._scales, strict=True)
@@ -129,12 +132,12 @@ class Lattice:
 
     @property
     def is_numeric(self) -> list[bool]:
-        """By column of the coordinates."""
+        """For each column of the coordinates: whether its axis is numeric."""
         return list(itertools.chain.from_iterable([scale.numeric] * scale.width for scale in self._scales))
 
 
 def _spread(sizes: Sequence[int], count: int, seed: int) -> list[tuple[int, ...]]:
-    """Points that fill the space evenly: indices of values by axis."""
+    """`count` Sobol points, which fill the space evenly. A point has an index into the values of each axis."""
     units = qmc.Sobol(len(sizes), seed=seed).random_base2(max(0, math.ceil(math.log2(count))))[:count]
     return [tuple(min(int(u * n), n - 1) for u, n in zip(row, sizes, strict=True)) for row in units]
 
@@ -153,13 +156,14 @@ class _AxisScale:
             self._low, self._length = ends[0], (ends[1] - ends[0]) or 1.0
 
     def column(self, values: Sequence[object]) -> Array:
+        """The coordinates of values. Two different values of an axis that is not numeric have distance 1."""
         if not self.numeric:
             return np.array([[float(value == own) for own in self.values] for value in values]) / math.sqrt(2)
         points = [search_spaces.forward(self._scale, float(value)) for value in values]  # type: ignore[arg-type]
         return np.array([[(point - self._low) / self._length] for point in points])
 
     def beyond(self, values: Sequence[float]) -> tuple[float, float]:
-        """How far values lie below and above the axis, on its scale."""
+        """How far values lie below the lowest and above the highest value of the axis, on its scale."""
         points = [search_spaces.forward(self._scale, value) for value in values]
         high = self._low + self._length
         return max(0.0, self._low - min(points, default=high)), max(0.0, max(points, default=self._low) - high)

@@ -16,29 +16,31 @@ from orchestrator.search.surface.gaussian_process import Data, GaussianProcess, 
 
 Array = NDArray[np.float64]
 SATURATION = 12.0
-"""Points below the best at which differences stop to matter: the model resolves good configurations, not bad ones."""
+"""Limit, in points below the best, towards which scores are compressed: the model resolves good configurations better
+than bad ones."""
 NOISE_SCALE = 1.0
-"""Median length scale of the noise, in decades."""
+"""Prior median of the length scale of the noise, in decades."""
 AXIS_SCALE = 0.5
-"""Median length scale of an axis, relative to its range."""
+"""Prior median of the length scale of an axis, relative to its range."""
 ITERATIONS = 40
 TRIAL_NOISE, TRIAL_ROWS = 0.7, 5000
-"""Expected standard deviation of a score in percent, for this many validation rows."""
+"""Expected standard deviation of a score in points, and the number of validation rows to which it applies."""
 DOUBT = 0.1
-"""Standard deviation half way between two budgets, relative to the difference of their scores."""
+"""Standard deviation of the interpolation half way between two budgets, relative to the difference of their scores."""
 CAUTIOUS = 0.25
-"""Part of the way between two budgets after which a configuration is as good as at the worse one."""
+"""From this fraction of the way between two budgets on, seen from the nearer one, only the lower of their cautious
+scores counts."""
 FLOOR = 0.01
 """Noise multipliers far below this count as no noise."""
 
 
 def log_noise(multiplier: float) -> float:
-    """The noise as the model sees it; defined without noise, too."""
+    """The model's input for a noise multiplier; finite for 0, too."""
     return math.log10(multiplier + FLOOR)
 
 
 def trial_noise(validation_rows: int, percent: bool) -> float:
-    """The expected standard deviation of a score, in points."""
+    """The expected standard deviation of a score, in points (percentage points if the metric is a percentage)."""
     return TRIAL_NOISE * math.sqrt(TRIAL_ROWS / validation_rows) if percent else TRIAL_NOISE
 
 
@@ -52,7 +54,7 @@ class Trial:
     """`log_noise` of the run."""
     seed: int
     budget: int
-    """Number of the cell."""
+    """Number of the budget."""
     score: float | None
     """Larger is better. None: the trial diverged."""
 
@@ -63,12 +65,12 @@ class Expected(NamedTuple):
     score: Array
     deviation: Array
     cautious: Array
-    """To choose by: one standard deviation below the score. Between two budgets, that at the budget where it is
-    lower; close to one of them, its own score counts more and more."""
+    """The value to choose by. At a searched budget: the score minus one standard deviation. Between two budgets: the
+    lower of their two values, blended with that of the nearer budget close to it."""
 
 
 class Surface:
-    """Fitted to the trials of all budgets."""
+    """The model, fitted to the trials of all budgets."""
 
     def __init__(
         self,
@@ -77,8 +79,8 @@ class Surface:
         unit: float | None = None,
         deviation: float = TRIAL_NOISE,
     ) -> None:
-        """`is_numeric`: by coordinate. `unit`: the size of a point; default: scores are scaled such that the median
-        lies 10 points below the best. `deviation`: the expected one of a score, in points."""
+        """`is_numeric`: by coordinate. `unit`: the size of a point; default: such that the median gap to the best score
+        of a budget is 10 points. `deviation`: the expected standard deviation of a score, in points."""
         self.trials = trials
         points = np.array([trial.point for trial in trials], dtype=float).reshape(len(trials), -1)
         noise = np.array([trial.noise for trial in trials])
@@ -93,17 +95,19 @@ class Surface:
         self._values = _compressed(gap)
         prior = Prior.of([NOISE_SCALE, *[AXIS_SCALE] * points.shape[1]], [True, *is_numeric], deviation)
         first = GaussianProcess.fit(self._data(self._values), prior, ITERATIONS)
-        smooth = first.mean(self._inputs, self._budgets)
+        smooth = first.mean(self._inputs, self._budgets)  # gaps then depend on expected scores, not on single trials
         self.process = GaussianProcess(self._data(smooth), prior, first.parameters)
 
     def _unit(self) -> float:
+        """A tenth of the median gap to the best score of the same budget."""
         best = {b: np.nanmax(self._scores[self._budgets == b], initial=-math.inf) for b in set(self._budgets.tolist())}
         gaps = np.array([best[b] for b in self._budgets.tolist()]) - self._scores
         gaps = gaps[np.isfinite(gaps) & (gaps > 0)]
         return float(np.median(gaps)) / 10 if len(gaps) else 1.0
 
     def _best_by_noise(self) -> tuple[Array, Array]:
-        """The best score of every budget, by noise. Runs of a budget have different noise if their rounds differ."""
+        """The median noise of every budget, ascending, and its best score. The noise differs within a budget if rounds
+        differ."""
         levels: dict[float, float] = {}
         for budget in sorted(set(self._budgets.tolist())):
             own = (self._budgets == budget) & ~np.isnan(self._scores)
@@ -117,6 +121,7 @@ class Surface:
 
     @cached_property
     def _curve(self) -> PchipInterpolator | None:
+        """The best score as a function of the noise; None if there is only one noise."""
         where, level = self._best
         return PchipInterpolator(where, level) if len(where) > 1 else None
 
@@ -128,6 +133,7 @@ class Surface:
         return np.asarray(self._curve(np.clip(noise, where[0], where[-1])), dtype=float)
 
     def _data(self, values_for_gaps: Array) -> Data:
+        """The trials as input of the process. `values_for_gaps`: compressed scores from which their gaps g follow."""
         return Data(
             self._inputs,
             self._values,
@@ -138,11 +144,11 @@ class Surface:
         )
 
     def inputs(self, points: Array, noise: Array | float) -> Array:
-        """The process's inputs for configurations at a noise."""
+        """The inputs of the Gaussian process for configurations at a noise."""
         return np.column_stack([np.broadcast_to(np.asarray(noise) - self.centre, len(points)), points])
 
     def values(self, points: Array, noise: Array | float, budget: int = -1) -> tuple[Array, Array]:
-        """Mean and variance of the compressed score relative to the best: the order of configurations."""
+        """Mean and variance of the compressed score relative to the best, by which configurations are ordered."""
         mean, variance, _ = self.process.predict(self.inputs(points, noise), np.full(len(points), budget))
         return mean, variance
 
@@ -155,16 +161,16 @@ class Surface:
         return self._level(at) - self.unit * gap, self.unit * slope * np.sqrt(variance)
 
     def expected(self, points: Array, noise: Array | float, budget: int) -> Expected:
-        """At a searched budget."""
+        """Scores at a searched budget."""
         score, deviation = self.scores(points, noise, budget)
         return Expected(score, deviation, score - deviation)
 
     def between(self, points: Array, noise: float, searched: Mapping[int, float]) -> Expected:
-        """At a noise between those of searched budgets (number and noise of each).
+        """Scores at a noise between those of searched budgets. `searched`: the noise of each budget, by its number.
 
         Scores are interpolated between the budgets, configuration by configuration. The process alone can be far off
-        there: a configuration that is the best at one budget may fail at the next one, and a steep decline has no
-        length scale. One that is good at both neighbours is safe, because its score falls with the noise."""
+        there: the best configuration at one budget may fail at the next one, and no length scale fits so steep a
+        decline. A configuration that is good at both budgets is safe, because scores fall as the noise grows."""
         order = sorted(searched, key=searched.__getitem__)
         where = np.array([searched[number] for number in order])
         known = [self.expected(points, searched[number], number) for number in order]
@@ -184,11 +190,11 @@ class Surface:
 
 
 def _compressed(gap: Array) -> Array:
-    """0 for the best, about -gap near it, never below -SATURATION."""
+    """The negative gap, compressed: 0 for the best, about -gap near it, never below -SATURATION."""
     return np.where(gap < 0, -gap, -SATURATION * (1 - np.exp(-np.maximum(gap, 0) / SATURATION)))
 
 
 def _expanded(value: Array) -> Array:
-    """The gap of a compressed value."""
+    """The gap of a compressed value: the inverse of `_compressed`."""
     inside = np.maximum(1 + value / SATURATION, 1e-3)
     return np.where(value > 0, -value, -SATURATION * np.log(inside))

@@ -1,4 +1,4 @@
-"""The surface of a study's trials."""
+"""Fits the surface to the trials of a study."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from search_spaces import Configuration
 
 
 def fitted(budgets: Sequence[History], lattice: Lattice, stages: Sequence[str] = ("surface",)) -> Surface:
-    """The model of all trials of these stages, of all budgets of a method."""
+    """The surface fitted to the trials of these stages. `budgets`: the histories of all budgets of a method."""
     trials = [trial for number, history in enumerate(budgets) for trial in _trials(number, history, lattice, stages)]
     task = budgets[0].task
     percent = bool(task.objective.unit)
@@ -20,14 +20,14 @@ def fitted(budgets: Sequence[History], lattice: Lattice, stages: Sequence[str] =
 
 
 def noise_of(history: History, configuration: Configuration, stage: str = "surface") -> float:
-    """`log_noise` of a run of this cell."""
+    """`log_noise` of a trial of this cell with the configuration."""
     rounds = history.task.rounds
     planned = rounds.confirm if stage == "contest" else rounds.fine
     return log_noise(history.task.noise(int(configuration.get("rounds", planned))))
 
 
 def _trials(number: int, history: History, lattice: Lattice, stages: Sequence[str]) -> Iterator[Trial]:
-    """Trials that finished or diverged."""
+    """The trials of budget `number` that finished or diverged."""
     for stage in stages:
         candidates = history.candidates(stage, unique=False)
         configurations = [history.configuration(candidate) for candidate in candidates]
@@ -36,6 +36,6 @@ def _trials(number: int, history: History, lattice: Lattice, stages: Sequence[st
             noise = noise_of(history, configuration, stage)
             for key, seed in zip(candidate.keys, history.seeds_of_stage(stage), strict=True):
                 state, score, _ = history.outcomes[key]
-                good = None if state != "done" or score is None else -history.task.objective.cost(score)
+                value = None if state != "done" or score is None else -history.task.objective.cost(score)
                 if state != "failed":
-                    yield Trial(point, noise, history.trial_seeds.get(key, seed), number, good)
+                    yield Trial(point, noise, history.trial_seeds.get(key, seed), number, value)
