@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from orchestrator.report.tables import write_tables
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.winners import Results
 from orchestrator.search.history import History
+from orchestrator.search.objective import ACCURACY
 from orchestrator.search.strategies.private import Private, fixed_grid, noisy_best, score_deviation
 from orchestrator.study.cells import PreparedStudy
 from trainables.errors import UserError
@@ -147,6 +149,7 @@ def test_the_noisy_score_decides_the_winner():
     winners = [noisy_best({"a": 10 * n, "b": 10 * n + 1, "c": 10 * n + 2}, outcomes, 100.0).key for n in range(200)]
     assert 60 < winners.count("a") < 140
     assert set(winners) == {"a", "b"}
+    assert noisy_best(seeds, outcomes, 0.0, objective=replace(ACCURACY, lower_is_better=True)).key == "a"
     assert noisy_best({"c": 3}, outcomes, 1.0) is None
 
 

@@ -1,7 +1,7 @@
 """A private search: its winner may be published.
 
 The number of runs is random and secret. Each run draws its configuration from the cell's fixed grid, has its own
-noise, and only one run is ever shown: the one with the highest noisy score. Publishing it costs what
+noise, and only one run is ever shown: the one with the best noisy score. Publishing it costs what
 `trainables.privacy.private_selection` computes, however many runs there were. All draws follow from one secret of the
 cell, so an interrupted search continues with the same runs.
 """
@@ -17,6 +17,7 @@ from pydantic import Field
 import search_spaces
 from orchestrator.search.candidates import Candidate, Outcomes
 from orchestrator.search.history import History
+from orchestrator.search.objective import ACCURACY, Objective
 from orchestrator.search.selection import Choice
 from orchestrator.search.strategies.base import Proposal, Strategy
 from orchestrator.search.task import SearchTask, StageRounds
@@ -63,16 +64,22 @@ class Private(Strategy):
         return rounds.confirm
 
     def choose(self, task: SearchTask, history: History) -> Choice | None:
-        """The run with the highest noisy score, once all have ended."""
+        """The run with the best noisy score, once all have ended."""
         keys = history.stages.get("private", [])
         if not keys or any(key not in history.outcomes for key in keys):
             return None
         seeds = {key: history.trial_seeds[key] for key in keys}
-        return noisy_best(seeds, history.outcomes, score_deviation(task), task.secret)
+        return noisy_best(seeds, history.outcomes, score_deviation(task), task.secret, task.objective)
 
 
-def noisy_best(seeds: Mapping[str, int], outcomes: Outcomes, deviation: float, secret: bytes = b"") -> Choice | None:
-    """The run with the highest noisy score among those that finished. `seeds`: of all runs, by trial key."""
+def noisy_best(
+    seeds: Mapping[str, int],
+    outcomes: Outcomes,
+    deviation: float,
+    secret: bytes = b"",
+    objective: Objective = ACCURACY,
+) -> Choice | None:
+    """The run with the best noisy score among those that finished. `seeds`: of all runs, by trial key."""
     purpose = keyed("score", noise_key(secret))
     scores = {
         key: score + deviation * float(Address(seed, SERVER, 0, 0, purpose).normal(1)[0])
@@ -82,7 +89,7 @@ def noisy_best(seeds: Mapping[str, int], outcomes: Outcomes, deviation: float, s
     }
     if not scores:
         return None
-    winner = max(scores, key=scores.__getitem__)  # ties: the first run
+    winner = min(scores, key=lambda key: objective.cost(scores[key]))  # the first of equals
     return Choice(Candidate((winner,)), scores[winner], 0.0, 0, None)
 
 
