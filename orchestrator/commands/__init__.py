@@ -1,1 +1,1 @@
-"""One file per command. Heavy modules are imported inside functions, so that help and bad options are fast."""
+"""One file per command. Heavy modules are imported inside functions, so that help and errors in options appear fast."""

@@ -23,6 +23,7 @@ from trainables.errors import UserError
 WITH_FOLDER = ("target", "cell", "canaries", "noise_factor", "seed", "json")
 """Options that may be combined with a results folder; the cell fixes all others."""
 WITH_PROGRAM = ("program", "data", "epsilon", "mu", "delta", "adjacency", "canaries", "seed", "json")
+"""Options that may be combined with --program."""
 
 
 @training_options(

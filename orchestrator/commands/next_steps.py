@@ -1,4 +1,4 @@
-"""What to do with a new data file."""
+"""The commands that are suggested after a data file was written."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def run_options(command: Callable[..., None]) -> Callable[..., None]:
 def _expanded(
     command: Callable[..., None], build: Callable[..., Any], parameters: Iterable[inspect.Parameter]
 ) -> Callable[..., None]:
-    """The command with these parameters in place of `options`, which is built from them."""
+    """The command with these parameters in place of `options`, whose value is built from theirs by `build`."""
     by_name = {given.name: given for given in parameters}
 
     @functools.wraps(command)
@@ -127,7 +127,7 @@ def _clients(text: str | int) -> Clients:
 
 
 def number_of_clients(options: TrainingOptions) -> int:
-    """For commands without a data set."""
+    """The number of clients, for commands without a data set: `auto` is refused."""
     if not isinstance(options.clients, int):
         raise UserError("clients = 'auto' needs a data set that names clients; give a number")
     return options.clients

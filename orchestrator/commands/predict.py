@@ -105,7 +105,7 @@ def _described(scores: dict[str, float]) -> list[str]:
 def _through_backbone(
     saved: SavedModel, data: Path, named: str, weights: Path | None, device: str
 ) -> tuple[NDArray, list[str], NDArray | None]:
-    """Features of images or texts, their names, and their classes if all of them are known."""
+    """Features of images or texts, their names, and their classes if the model knows all of them."""
     import tempfile
 
     import numpy as np

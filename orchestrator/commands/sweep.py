@@ -61,7 +61,7 @@ def run_and_print(study: Study, text: str, folder: str, options: RunOptions) -> 
 
 @contextlib.contextmanager
 def output_errors(option: str) -> Iterator[None]:
-    """Turn an `OSError` into a one-sentence `UserError`. `option`: the option that names another place."""
+    """Turn an `OSError` into a one-sentence `UserError`. `option`: the option with which to choose another place."""
     try:
         yield
     except OSError as error:
@@ -71,7 +71,7 @@ def output_errors(option: str) -> Iterator[None]:
 
 
 def warn_if_unfinished(folder: str) -> None:
-    """Results of an unfinished sweep are preliminary."""
+    """Print a note if the study is unfinished, because its results are then preliminary."""
     from orchestrator.results import status
 
     progress = status.read(folder)

@@ -49,9 +49,9 @@ STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
 }
 METADATA: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
-LEGEND_ENTRY = (0.75, 0.2)  # inches of an entry without its label: line with padding, height
+LEGEND_ENTRY = (0.75, 0.2)  # inches: width of an entry without its label, height of a line
 LEGEND_ABOVE = 5  # lines; a taller legend is placed to the right of the panels
-LEGEND_BESIDE = 5.5  # inches; a taller legend there gets another column
+LEGEND_BESIDE = 5.5  # inches; a taller legend to the right gets another column
 LABEL_LETTERS = 36  # letters per line of a label
 TITLE_INCHES = 0.078  # width of a letter of a panel title
 LOG_FROM = 10.0  # use a logarithmic axis if the methods' numbers of rounds differ by this factor
@@ -114,8 +114,8 @@ def write_figures(folder: Path) -> list[Path]:
 
 
 def drawings(results: Results) -> list[Drawing]:
-    """All figures of a study. By round: one figure per setting with a panel per budget, or with a single budget one
-    figure with a panel per setting."""
+    """All figures of a study. The score by round has one figure per setting, with a panel per budget. In a study with a
+    single budget it has one figure, with a panel per setting."""
     by_setting, several = _panels(results.cells, _setting), len(results.study.epsilons) > 1
     if several:
         found = [
@@ -153,7 +153,7 @@ def _setting(cell: CellResult) -> str:
 
 
 def _family(cell: CellResult) -> str:
-    """A simulation without its number of clients; any other setting unchanged."""
+    """The name of the setting; for simulated data, without the number of clients."""
     simulation = _simulation(cell)
     if simulation is None:
         return cell.setting
@@ -188,8 +188,8 @@ def _all_series(results: Results) -> list[Series]:
 
 
 def load_matplotlib() -> None:
-    """Import matplotlib from another folder: it would first read settings in the current one, which may come from
-    anyone. If they switch on LaTeX, a label can include any file."""
+    """Import matplotlib with / as the current folder. It would otherwise read a matplotlibrc in the user's current
+    folder, which other people may have written. If that file switches on LaTeX, a label can include any file."""
     with contextlib.chdir("/"):
         import matplotlib
     matplotlib.use("Agg")
@@ -229,7 +229,7 @@ def _figure(results: Results, drawing: Drawing) -> Figure:
 
 @dataclass(frozen=True)
 class _Legend:
-    """Its position, and the inches that it adds to the figure or needs beside the panels."""
+    """Position and columns of a legend; in inches, what it adds above or beside the panels, and its height there."""
 
     place: str
     columns: int
@@ -239,7 +239,7 @@ class _Legend:
 
 
 def _legend(series: Sequence[Series], width: float, height: float) -> _Legend:
-    """Above the panels, in as many columns as fit; to their right if it would be too tall."""
+    """Place the legend above the panels, in as many columns as fit, or to their right if it would be too tall."""
     from matplotlib.textpath import TextPath
 
     longest = max(TextPath((0, 0), one.label, size=STYLE["legend.fontsize"]).get_extents().width for one in series)
@@ -307,7 +307,7 @@ def _by_round(axes: Axes, panel: Panel, series: Series) -> None:
 
 
 def _by_epsilon(axes: Axes, panel: Panel, series: Series) -> None:
-    """The last round of every cell by budget, with equal steps between budgets."""
+    """The score after the last round by budget, with budgets at equal distances."""
     epsilons = sorted({cell.epsilon for cell in panel.cells})
     _whiskers(axes, panel, series, lambda cell: epsilons.index(cell.epsilon), 0.18)
     axes.set_xticks(range(len(epsilons)), [budget(epsilon).removeprefix("ε = ") for epsilon in epsilons])
@@ -315,7 +315,7 @@ def _by_epsilon(axes: Axes, panel: Panel, series: Series) -> None:
 
 
 def _by_clients(axes: Axes, panel: Panel, series: Series) -> None:
-    """The last round of every cell by number of clients."""
+    """The score after the last round by number of clients."""
     counts = _counts(panel.cells)
     _whiskers(axes, panel, series, _clients, 0.12 * min(b - a for a, b in pairwise(counts)))
     axes.set_xlabel("clients")
@@ -337,7 +337,7 @@ def _by_client(results: Results, axes: Axes, panel: Panel, series: Series) -> No
 
 
 def _whiskers(axes: Axes, panel: Panel, series: Series, place: Callable[[CellResult], int], apart: float) -> None:
-    """The last round of every cell at its place; series are up to `apart` beside it."""
+    """The score of every cell after the last round, at x = `place(cell)`, shifted by up to `apart` for each series."""
     cells = sorted((cell for cell in series.of(panel) if cell.last in cell.curve), key=place)
     if cells:
         scores = [cell.curve[cell.last] for cell in cells]

@@ -1,4 +1,4 @@
-"""A figure of the expected score at any budget, from the surfaces of a study."""
+"""A figure of the expected score at any budget, by the models (surfaces) that the strategy `surface` fits."""
 
 from __future__ import annotations
 

@@ -81,7 +81,8 @@ def _name(cell: CellResult) -> str:
 
 
 def _trial(ledger: Ledger, cell: CellResult, configuration: Configuration, found: Mapping[str, Any]) -> FrozenTrial:
-    """A configuration with all its seeds. One failed seed fails it: a mean over the others would be too good."""
+    """A configuration with all its seeds. It fails if one seed diverged or failed, because a mean over the others would
+    be too good."""
     from optuna.trial import TrialState, create_trial
 
     metric, choice = cell.objective.metric, cell.search.choice
@@ -89,7 +90,7 @@ def _trial(ledger: Ledger, cell: CellResult, configuration: Configuration, found
     curves = [{t: v for t, v in row.metrics.get(metric, {}).items() if math.isfinite(v)} for row in rows]
     rounds = sorted(set(curves[0]).intersection(*curves[1:]))
     state = TrialState.COMPLETE if configuration.mean is not None else TrialState.FAIL
-    if state == TrialState.COMPLETE and _was_cut(cell, configuration.stages):
+    if state == TrialState.COMPLETE and _stopped_early(cell, configuration.stages):
         state = TrialState.PRUNED
     winners: Container[str] = choice.candidate.keys if choice else ()
     return create_trial(
@@ -111,7 +112,7 @@ def _trial(ledger: Ledger, cell: CellResult, configuration: Configuration, found
     )
 
 
-def _was_cut(cell: CellResult, stages: Sequence[str]) -> bool:
+def _stopped_early(cell: CellResult, stages: Sequence[str]) -> bool:
     """Whether the strategy stopped the configuration before the last round."""
     rounds = cell.study.last_round
     return all(cell.variant.last_round(stage, rounds) < rounds for stage in stages)

@@ -14,7 +14,7 @@ from orchestrator.results.winners import Results
 
 
 class TrackedRun:
-    """A trial as trackers record it."""
+    """A trial as trackers record it. `line`: its row of `frames.trials`; `curve`: its rows of `frames.rounds`."""
 
     def __init__(self, results: Results, line: dict[str, Any], curve: pd.DataFrame) -> None:
         known = (*frames.TRIAL, *frames.OF_ONE_RUN)

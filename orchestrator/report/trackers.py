@@ -1,7 +1,8 @@
 """Export to MLflow and W&B.
 
-Both tools use files of the current folder, which may come from anyone: settings with the server that gets the user's
-key, stores of runs, and the configuration of a git repository, which can name commands that git executes.
+Both tools read files in the current folder, which other people may have written: settings that name the server to which
+the user's key is sent, stores of runs, and a git configuration, which can name commands that git executes. So the user
+must name MLflow's store, and W&B runs in an empty folder.
 """
 
 from __future__ import annotations

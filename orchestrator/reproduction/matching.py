@@ -66,7 +66,7 @@ class Match:
 
     @property
     def comparable(self) -> bool:
-        """Ours is the paper's method at the eps it claims. DP-FedNew meets its claim only without duals."""
+        """Whether ours is the paper's method at the eps it claims. DP-FedNew meets its claim only without duals."""
         return self.ours.plain or (self.ours.private_as_claimed and self.ours.label_suffix == WITHOUT_DUALS)
 
     def same_search(self, other: Match) -> bool:
@@ -97,7 +97,7 @@ def _ablation(results: OurResults) -> Iterator[Match]:
 
 
 def tuned_for(ours: OurResult) -> list[float]:
-    """The budgets that the label says its hyperparameters were tuned for: `full (ε 5 and 10)`."""
+    """The budgets for which the hyperparameters were tuned, read from the label, such as `full (ε 5 and 10)`."""
     if not ours.label_suffix.startswith("ε "):
         return []
     return [float(text) for text in ours.label_suffix.removeprefix("ε ").split(" and ")]

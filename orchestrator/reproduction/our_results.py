@@ -11,7 +11,7 @@ from trainables.errors import UserError
 from trainables.spec import HyperValue
 
 PAPER_STUDY_PREFIX = "paper-"
-"""Studies whose names begin with it search as the papers did."""
+"""Studies whose names begin with this prefix search as the papers did."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +30,7 @@ class OurResult:
     claim_holds: bool
     """The actual eps of every confirm run is at most the claimed eps."""
     actual_epsilon: float
-    """The largest of the confirm runs, in the study's release model."""
+    """The largest actual eps of the confirm runs, in the study's release model."""
     last_round: int
     curve: Mapping[int, Score]
     """Test score by round, for rounds that every confirm seed reached."""

@@ -65,7 +65,8 @@ def _other_weights(case: Case) -> str:
 
 
 def _beats_first_order(case: Case) -> str:
-    """A large gamma turns DP-FedFC into DP-FedGD. The paper is no better than that; our search found a better gamma."""
+    """A large gamma turns DP-FedFC into DP-FedGD. The paper's DP-FedFC is no better than its DP-FedGD; our search found
+    a better gamma."""
     match, gamma = case.match, case.match.ours.chosen.get("gamma")
     if match.method != COVARIANCE or gamma is None or match.difference < 0:
         return ""
@@ -171,7 +172,8 @@ def _scaffold_below_first_order(case: Case) -> str:
 
 
 def _not_the_noise(case: Case) -> str:
-    """Ours is above the paper's at much tighter budgets too, so noise is not the cause. Step sizes or scales may be."""
+    """Ours is above the paper's at much tighter budgets too, so noise is not the cause. Step sizes or row scales may
+    be."""
     match = case.match
     same_search = [m for m in case.table if m.same_search(match)]
     tighter = [m for m in same_search if m.ours.label == match.ours.label and m.epsilon < match.epsilon]
@@ -203,4 +205,4 @@ RULES: Mapping[str, Mapping[str, Callable[[Case], str]]] = {
         "perhaps step sizes or row scale": _not_the_noise,
     },
 }
-"""By paper, in the order in which they are tried; the first that applies is given."""
+"""Rules by paper, and by the kind of reason that they give. They are tried in this order until one applies."""

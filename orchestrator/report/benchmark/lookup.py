@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 METRICS = ("accuracy", "loss")
 
 MOST_VALUES = 10**9
-"""A small file can expand to any number of equal rows."""
+"""Limit on rows times columns: a small Parquet file can expand to any number of equal rows."""
 
 
 @dataclass(frozen=True)
@@ -85,15 +85,15 @@ class Task:
         return found
 
     @cached_property
-    def _cut(self) -> set[tuple[Any, ...]]:
-        """Configurations that successive halving stopped early on every seed."""
+    def _stopped_early(self) -> set[tuple[Any, ...]]:
+        """Configurations all of whose finished trials were stopped early by successive halving."""
         done = self.trials[self.trials["state"] == "done"]
-        cut = (done["rounds"] < done["of_rounds"]).groupby(done["configuration"]).all()
-        return {self._point(json.loads(str(text))) for text in cut.index[cut]}
+        stopped = (done["rounds"] < done["of_rounds"]).groupby(done["configuration"]).all()
+        return {self._point(json.loads(str(text))) for text in stopped.index[stopped]}
 
     def was_cut(self, configuration: Mapping[str, Any]) -> bool:
         """Whether successive halving stopped all finished trials of a configuration before the last round."""
-        return self._point(configuration) in self._cut
+        return self._point(configuration) in self._stopped_early
 
     def _point(self, configuration: Mapping[str, Any]) -> tuple[Any, ...]:
         return tuple(configuration.get(name) for name in self.axes)

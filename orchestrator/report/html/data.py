@@ -73,7 +73,7 @@ class Memory:
         self.cells: dict[str, tuple[CellResult, Any, int]] = {}
         """The data of every cell, and its size in bytes."""
         self.searches: dict[str, tuple[CellResult, _Cell]] = {}
-        """Every cell's search, cut to `most`; smaller limits need not read its trials again."""
+        """Every cell's search with the limits `most`, so that smaller limits need not read its trials again."""
         self._search, self._contest = Groups(), Groups()
 
     # the `TrialCollector` interface, called by `Results.read`
@@ -100,7 +100,8 @@ class Memory:
 def gather(
     ledger: Ledger, name: str, running: str | None = None, most: int = MOST_BYTES, memory: Memory | None = None
 ) -> dict[str, Any]:
-    """`name`: of the results, distinct among those compared; `running`: the driver, if there is one; `most`: bytes."""
+    """The page's data for one ledger. `name`: the name of these results on the page; `running`: the driver, if there is
+    one; `most`: the size limit in bytes."""
     memory = memory or Memory()
     results = memory.results = Results.read(ledger, memory.results, collector=memory)
     common = _plain(_study_data(ledger, name, running, results))
@@ -111,7 +112,7 @@ def gather(
 
 
 def _cells(ledger: Ledger, results: Results, limits: Limits, memory: Memory, most: int) -> list[Any] | None:
-    """None if they have more than `most` bytes and smaller limits help."""
+    """The data of all cells; None if they exceed `most` bytes and the limits can be halved."""
     if limits != memory.limits:
         memory.cells, memory.limits = {}, limits
     size = 1  # of the JSON list
@@ -191,7 +192,8 @@ class _Cell:
     def __init__(
         self, cell: CellResult, found: Sequence[Configuration], contest: Sequence[Configuration], most: int
     ) -> None:
-        """Keeps the best `most` configurations of those found, and the winner. `contest`: those of the contest."""
+        """`found`: the configurations of the search, of which the best `most` and the winner are kept; `contest`: the
+        configurations of the contest."""
         self.cell, strategy = cell, cell.variant.strategy
         stages = {stage: keys for stage, keys in cell.stages.items() if stage in strategy.stages}
         compared = set(strategy.competing(stages))
@@ -234,7 +236,7 @@ class _Cell:
         }
 
     def _search(self, ledger: Ledger, limits: Limits) -> dict[str, Any]:
-        """By column, which is compact for many configurations."""
+        """The configurations of the search, as one list per column, which is compact."""
         order, won = self._order, self._won
         kept = sorted({*order[: limits.configurations], *([] if won is None else [won])})
         traced = order[: min(limits.traces, limits.configurations)]
@@ -256,7 +258,8 @@ class _Cell:
 
     def _best_so_far(self, found: Sequence[Configuration]) -> list[tuple[int, float]]:
         """The best mean over seeds by number of ended search trials, in the order of proposal: one point for every new
-        best. A stage with more rounds starts again, because its scores are not comparable."""
+        best. A stage with more rounds starts over, because scores after different numbers of rounds are not
+        comparable."""
         variant, cost, ended, level = self.cell.variant, self.cell.objective.cost, 0, ""
         points: list[tuple[int, float]] = []
         for configuration in found:
@@ -288,8 +291,8 @@ class _Cell:
         return {"name": name, "scale": usable, "numeric": numeric}
 
     def _winner(self, found: Sequence[Configuration]) -> int | None:
-        """The index of the winner among the configurations of the search, with the most rounds if several match. The
-        contest has separate trials of it."""
+        """The index of the winner among the configurations of the search; the one with the most rounds if several
+        match. Trials of the contest are not part of `found`."""
         alike = [number for number, c in enumerate(found) if self._is_winner(c)]
         return max(alike, key=lambda number: float(found[number].values["rounds"]), default=None)
 

@@ -1,6 +1,6 @@
 """Why a study's scores are low or uncertain, and what helps: sentences for the analyst, computed from its results.
 
-They are functions of private data. A private search has only those about its winners, which are published."""
+The sentences depend on private data. A private search gets only those about its winners, which are published."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from trainables import metrics
 
 MOST_NAMED = 3
 NEVER, ALWAYS = 1.0, 99.0
-"""Percent of gradients that are clipped."""
+"""Percentages of clipped gradients: report a cell below NEVER or above ALWAYS."""
 INFLATED = 2.0
-"""Noise with equal weights, relative to weights by size, that is worth a sentence."""
+"""Report equal weights if their noise is more than this factor times the noise with weights by size."""
 LARGE_ERROR = 2.0
-"""Standard error of a validation score, in points."""
+"""Report a larger standard error of a validation score, in points."""
 
 FEW_ROWS = 5
-"""Validation rows of the rarest class."""
+"""Report a rarest class with fewer validation rows."""
 
 Counts = Mapping[SettingId, Sequence[Sequence[int]]]
 
 
 def diagnoses(results: Results) -> list[str]:
-    """Cause and remedy; the most important first."""
+    """A text with cause and remedy for every problem found; the most important first."""
     checks = [_edges] if results.study.private else [_at_chance, _noise, _clipping, _small_clients, _validation, _edges]
     return [sentence for diagnose in checks for sentence in diagnose(results)]
 
@@ -65,7 +65,7 @@ def _at_chance(results: Results) -> Iterator[str]:
 
 
 def class_shares(cell: CellResult, counts: Counts) -> list[float]:
-    """The share of every class that has train rows; empty if it is not recorded."""
+    """The share of every class that has train rows; empty if class counts are not recorded."""
     table = counts.get(cell.cell_id.setting)
     if not table or len(table[0]) < 2:
         return []
@@ -132,7 +132,7 @@ def _small_clients(results: Results) -> Iterator[str]:
 
 
 def _validation(results: Results) -> Iterator[str]:
-    """Too few validation rows, in total or of the rarest class. Its share is taken to be that in the train rows."""
+    """Too few validation rows, in total or of the rarest class, whose share is assumed to be as in the train rows."""
     for setting in results.settings:
         facts, cells = results.facts(setting), results.of(setting)
         scores = [cell.search.choice.score for cell in cells if cell.search.choice]
@@ -156,7 +156,7 @@ def _validation(results: Results) -> Iterator[str]:
 
 
 def _edges(results: Results) -> Iterator[str]:
-    """Winners on an edge of the search space, of finished searches. An edge of the fine grid alone does not count: the
+    """Winners of finished searches on an edge of the search space. An edge of the fine grid alone does not count: the
     coarse grid has values beyond it."""
     beyond = [
         (cell, ", ".join(marks))

@@ -54,7 +54,7 @@ def _at_budget(results: Results, setting: str, epsilon: float) -> dict[str, Any]
 
 
 def _leader(order: Sequence[CellResult], results: Results) -> str:
-    """`order`: best first."""
+    """Which method leads, and which are not significantly behind. `order`: the cells, best first."""
     (best, *others), unit = order, results.study.objective_spec.unit.strip(" ()")
     value = mean_and_std(best.curve[best.last], best.objective) + (f" {unit}" if unit else "")
     title = best.objective.test_title
@@ -76,7 +76,7 @@ def _leader(order: Sequence[CellResult], results: Results) -> str:
 
 
 def _lead(best: CellResult, second: CellResult, results: Results) -> str:
-    """By how much the best leads the second, with an interval whose positive values are better."""
+    """By how much the best leads the second, with a confidence interval in which positive values favour the best."""
     gap, objective = difference(best, second), results.study.objective_spec
     if gap is None:
         return ""
@@ -208,7 +208,7 @@ def _validation_gaps(results: Results) -> list[str]:
 
 
 def _not_monotone(results: Results) -> list[str]:
-    """As below the accuracy tables, with the setting if there are several."""
+    """The notes that the accuracy tables print too, with the setting if there are several."""
     return [
         sentence if len(results.settings) == 1 else f"{setting}: {sentence}"
         for setting in results.settings
@@ -232,7 +232,7 @@ def _search_cost(results: Results) -> list[str]:
 
 
 def _cell(cell: CellResult, results: Results) -> str:
-    """Its name, with the setting if there are several."""
+    """The name of a cell, with the setting if there are several."""
     name = short_name(cell, results)
     return f"{name} in {cell.setting}" if len(results.settings) > 1 else name
 

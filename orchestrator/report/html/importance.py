@@ -2,9 +2,9 @@
 
 A grid is a full factorial design, so its analysis of variance is exact: functional ANOVA (Hutter et al. 2014) without
 the random forest. The share of a hyperparameter is the variance of the mean scores of its values; the share of a pair
-is the variance of its joint means beyond both; the remainder is of higher order. A configuration without a mean,
-because a seed diverged or failed, counts as the worst one with a mean. Where trials are not a grid, values are put into
-at most five bins of equal counts, each hyperparameter is analysed alone, and pairs are left out.
+is the variance of its joint means minus both shares; interactions of three or more explain the rest. A configuration
+without a mean, because a seed diverged or failed, counts as the worst one with a mean. Where trials are not a grid,
+values are put into at most five bins of equal counts, each hyperparameter is analysed alone, and pairs are left out.
 """
 
 from __future__ import annotations

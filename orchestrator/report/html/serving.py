@@ -60,7 +60,8 @@ class Following:
         return data, hashlib.sha256(as_json(data).encode()).hexdigest()[:16]
 
     def _version(self) -> Any:
-        """Changes when the ledger or its driver does. It is read before the ledger, so that no change is missed."""
+        """A value that changes with the ledger or its driver. `_read` takes it before the data, so that no change is
+        missed."""
         if self._remote:
             return None
         folder = Path(self.results)
@@ -83,7 +84,7 @@ class Server(ThreadingHTTPServer):
 
 
 def server(results: str, port: int) -> Server:
-    """Ready to serve on the loopback interface; port 0 picks a free one."""
+    """A server bound to the loopback interface, ready for `serve_forever`; port 0 picks a free port."""
     following = Following(results)
 
     class Bound(Handler):

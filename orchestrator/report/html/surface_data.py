@@ -1,4 +1,5 @@
-"""The page's data of a surface: the expected score at any budget, and the predictions that the contest checked."""
+"""The page's data of a surface, the model of the strategy `surface`: the expected score at any budget, and the
+predictions that the contest checked."""
 
 from __future__ import annotations
 

@@ -41,8 +41,8 @@ apply to the study."""
 
 
 def write_tables(ledger: Ledger, folder: Path) -> tuple[list[Path], Results]:
-    """Write tables/, timing/ and best.yaml into a results folder; return the paths of all files written, and what they
-    show. All rows that they show are verified."""
+    """Write tables/, timing/ and best.yaml into a results folder; return the paths of all files written, and the
+    results that they show. Except in a private search, the rows behind them must match their checksums."""
     trials = TrialsFile(folder)
     results = Results.read(ledger, collector=trials, verified=True)
     tables, endings = subfolder(folder, "tables"), render.endings(results.settings)
@@ -77,7 +77,8 @@ def write_tables(ledger: Ledger, folder: Path) -> tuple[list[Path], Results]:
 
 
 def _remove_outdated(tables: Path, stems: Iterable[str], written: list[Path]) -> None:
-    """Remove the files of a study with one setting after it has grown to several, whose files carry the setting."""
+    """Remove tables of earlier calls that this call did not write. If the study had one setting then and has several
+    now, for example, the old file names lack the setting."""
     for stem in stems:
         for ending in ("md", "csv", "tex"):
             path = tables / f"{stem}.{ending}"

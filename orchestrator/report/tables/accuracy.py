@@ -148,8 +148,8 @@ def _bold_rule(results: Results) -> str:
 
 
 def not_monotone(results: Results, setting: str) -> list[str]:
-    """Sentences on cells that score significantly worse than the next smaller budget, with the likely cause. Less noise
-    alone should never reduce a score."""
+    """Sentences on cells that score significantly worse than the same method at the next smaller budget, with the
+    likely cause. Less noise alone should never reduce a score."""
     objective, sentences = results.study.objective_spec, []
     for method in results.study.methods:
         for strategy in results.study.variants:

@@ -51,7 +51,8 @@ def chosen_cells(ledger: Ledger) -> dict[str, dict[str, Any]]:
 
 
 def _entry(cell: SearchedCell, runs: Mapping[int, Row], choice: Choice | None) -> dict[str, Any]:
-    """Taken from a confirm trial, not from the study, because the scores belong to that trial. `runs`: by seed."""
+    """The cell in best.yaml. Its values come from a confirm trial, not from the study, because the scores belong to
+    that trial. `runs`: the confirm runs by seed."""
     trial = next(iter(runs.values())).trial
     problem = trial.problem
     return {
@@ -93,13 +94,14 @@ def _scores(metric: str, runs: Mapping[int, Row], choice: Choice | None) -> dict
 
 
 def _partition_seed(runs: Mapping[int, Row]) -> int | dict[int, int]:
-    """One for all runs, or by the seed of the run."""
+    """The partition seed of all runs; if it differs, a dict by the seed of the run."""
     seeds = {seed: row.trial.problem.partition.seed for seed, row in runs.items()}
     return seeds if len(set(seeds.values())) > 1 else next(iter(seeds.values()))
 
 
 def _partition_text(spec: PartitionSpec) -> str:
-    """Parsed by `partition.parse` to the same spec: with all digits of the parameter if the usual text has fewer."""
+    """A text that `partition.parse` turns into the same spec. The usual text may round the parameter; this one then has
+    all its digits."""
     text = partition.to_text(spec)
     exact = partition.parse(text, clients=spec.clients, seed=spec.seed) == spec
     return text if exact else f"{spec.kind}:{spec.parameter!r}"

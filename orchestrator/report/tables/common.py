@@ -26,12 +26,12 @@ CellRecord = tuple[CellResult, Mapping[str, object]]
 
 
 def method_name(cell: CellResult, results: Results) -> str:
-    """With the search strategy, if the study has several."""
+    """The method, with the search strategy if the study has several."""
     return f"{cell.method.shown} ({cell.variant.name})" if results.several_strategies else cell.method.shown
 
 
 def short_name(cell: CellResult, results: Results) -> str:
-    """A cell within its setting, for notes."""
+    """The name of a cell without its setting, for notes."""
     return f"{method_name(cell, results)} at {budget(cell.epsilon)}"
 
 
@@ -53,8 +53,8 @@ def cell_table(
 ) -> Table:
     """A table with one row per cell; the first columns name the method and, if there are several, the strategy.
 
-    `columns`: alignment by heading. `records`: the lines of the CSV file, which also name the cell; `fields`: their
-    keys, for a table that may have none.
+    `columns`: alignment by heading. `records`: the lines of the CSV file, to which the names of the cell are added.
+    `fields`: the keys of the records, which a table without records needs for its header.
     """
     lead = {"Method": "l", "Search": "l"} if results.several_strategies else {"Method": "l"}
     columns = {**lead, **columns}
@@ -83,7 +83,8 @@ def by_budget(
 
 
 def data_fingerprints(ledger: Ledger, study: Study) -> dict[str, str]:
-    """By the data set's name in tables; none of a private search, since a hash of the data would reveal records."""
+    """Fingerprints by the data set's name in tables. Empty for a private search: a hash of the data would reveal
+    records."""
     known = {} if study.private else ledger.fingerprints()
     return {data.shown: known[data.id] for data in study.data if data.id in known}
 
@@ -110,7 +111,8 @@ def spread(results: Results) -> str:
 
 
 def bold_best(texts: Sequence[str], values: Sequence[float | None], objective: Objective) -> list[str]:
-    """The best value and every value that is printed as the same number, if there are at least two to compare."""
+    """The texts, bold for the best value and every value that is printed as the same number. None is bold if there are
+    fewer than two values."""
     rounded = [None if value is None else float(objective.format(value)) for value in values]
     known = [value for value in rounded if value is not None]
     if len(known) < 2:
@@ -120,14 +122,14 @@ def bold_best(texts: Sequence[str], values: Sequence[float | None], objective: O
 
 
 def thinned(values: Iterable[T], most: int) -> list[T]:
-    """At most `most` of them, evenly spaced, with the last."""
+    """At most `most` of the values, evenly spaced and including the last."""
     found = list(values)
     step = math.ceil(len(found) / most)
     return found[::-1][::step][::-1] if found else []
 
 
 def unfinished(cells: Iterable[CellResult]) -> list[str]:
-    """A sentence, if trials are still to run."""
+    """One sentence if trials are still to run, otherwise none."""
     if not (count := missing_text(list(cells))):
         return []
     return [f"The study is unfinished: {count} {'trial is' if count.split()[-1] == '1' else 'trials are'} missing."]

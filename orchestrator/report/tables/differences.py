@@ -63,14 +63,14 @@ def holm(values: Sequence[float]) -> list[float]:
 
 
 def can_lead(cell: CellResult, t: int | None = None) -> bool:
-    """Whether a cell may be called best: every seed has finished, the privacy claim holds, and the method does not run
-    as released."""
+    """Whether a cell may be called best: every seed has finished, the privacy claim holds, and the method is not run as
+    its authors released it."""
     return cell.complete(cell.last if t is None else t) and cell.keeps_its_claim and not cell.method.as_released
 
 
 def tied_for_best(cells: Sequence[CellResult], rounds: Sequence[int]) -> list[bool]:
-    """Which cells have the best mean after their round, or do not differ significantly from it. With one seed: all that
-    print the same."""
+    """Which cells have the best mean after their round, or do not differ significantly from it. With one seed: all
+    whose score is printed as the same number."""
     leading = [(cell, t) for cell, t in zip(cells, rounds, strict=True) if can_lead(cell, t)]
     if len(leading) < 2:
         return [False] * len(cells)
@@ -87,7 +87,8 @@ def tied_for_best(cells: Sequence[CellResult], rounds: Sequence[int]) -> list[bo
 
 
 def _between(a: CellResult, a_t: int, b: CellResult, b_t: int) -> Difference:
-    """After a common round, or after the last round of each where their rounds differ; both have every seed."""
+    """The difference after a common round, or after the last round of each if `a_t` and `b_t` differ. Both cells must
+    have every seed."""
     gap = difference(a, b, t=b_t if a_t == b_t else None)
     assert gap is not None
     return gap

@@ -1,4 +1,4 @@
-"""The expected score at budgets between the searched ones, from the surfaces of a study."""
+"""The expected score at and between the searched budgets, by the models (surfaces) that the strategy `surface` fits."""
 
 from __future__ import annotations
 

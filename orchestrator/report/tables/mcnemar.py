@@ -39,7 +39,8 @@ class Comparison:
 
     @classmethod
     def of(cls, pairs: Sequence[tuple[bytes, bytes]], rows: int | None = None) -> Comparison:
-        """From both methods' packed bits per seed; `rows` excludes the padding of the last byte."""
+        """`pairs`: for every seed, the rows that the reference and the other method have right, as packed bits.
+        `rows`: the number of rows, which excludes the padding of the last byte."""
         n10, n01, favour = 0, 0, np.zeros(0, dtype=np.int64)
         for bits in pairs:
             a, b = (np.unpackbits(np.frombuffer(one, np.uint8), count=rows).astype(np.int64) for one in bits)

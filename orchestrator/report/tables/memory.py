@@ -1,7 +1,7 @@
 """A cache for the tables of a large study: the next tables are computed only for cells that changed.
 
-It is in the user's cache folder: a results folder may come from anyone, and its tables must follow from its ledger.
-The lines of trials.csv are taken from the file itself if they have the same hash.
+It is in the user's cache folder, not in the results folder: other people may have written the results folder, and the
+tables must follow from its ledger. The lines of trials.csv are copied from the last file if their hash is the same.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from orchestrator.study.study import Study
 from trainables import files, plugins
 from trainables.errors import UserError
 
-LEAST_TRIALS = 20_000  # smaller studies take seconds
+LEAST_TRIALS = 20_000  # not saved for smaller studies, whose tables take seconds
 MOST_BYTES = 1 << 30
 SOURCES = Path(__file__).parents[3]
 PACKAGES = ("orchestrator", "search_spaces", "trainables")
@@ -35,8 +35,9 @@ class KnownCell:
 
     search: SearchResult
     offset: int
-    """Of its lines in trials.csv."""
+    """Where its lines begin in trials.csv, in bytes."""
     length: int
+    """Of these lines, in bytes."""
     sha256: str
     kinds: dict[str, list[str]]
     """The types of the values in every column of its lines, in the order of the columns."""
@@ -48,7 +49,7 @@ class TableMemory:
     stamp: str
     """Hash of everything besides the ledger that the tables depend on."""
     columns: list[str] = field(default_factory=list)
-    """Of trials.csv."""
+    """The columns of trials.csv."""
     cells: dict[str, KnownCell] = field(default_factory=dict)
 
     @classmethod
@@ -100,7 +101,7 @@ def _as_plain(search: SearchResult) -> dict[str, Any]:
 
 
 def _from_plain(plain: dict[str, Any]) -> SearchResult:
-    """Raises an error if it is damaged."""
+    """Raises an error if the cached values are damaged."""
     axes = {stage: {name: tuple(values) for name, values in axes.items()} for stage, axes in plain["axes"].items()}
     return SearchResult(
         choice=choice_from(plain["choice"]),
@@ -122,7 +123,7 @@ def _from_plain(plain: dict[str, Any]) -> SearchResult:
 
 @cache
 def _code() -> str:
-    """Changes whenever a source file does."""
+    """A hash that changes whenever a source file does."""
     sources = sorted(path for package in PACKAGES for path in (SOURCES / package).rglob("*.py"))
     stats = [(str(path), status.st_size, status.st_mtime_ns) for path in sources if (status := path.stat())]
     return hashlib.sha256(repr(stats).encode()).hexdigest()

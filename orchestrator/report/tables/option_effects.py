@@ -1,4 +1,4 @@
-"""Sentences about methods that a study runs both plainly and with options, such as centred features: the gain from the
+"""Sentences about methods that a study runs both without and with options, such as centred features: the gain from the
 options, and how second-order methods compare with first-order ones."""
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ Pair = tuple[CellResult, CellResult]
 
 
 def sentences(results: Results, setting: str) -> list[str]:
-    """For every set of options its effect, then the best second-order against the best first-order method, plainly and
-    with each set of options."""
+    """The effect of every set of options. Then the best second-order against the best first-order method, without
+    options and with each set of options."""
     texts: list[str] = []
     for strategy in results.study.variants:
         by_options: dict[str, list[CellResult]] = {}
@@ -45,11 +45,12 @@ def sentences(results: Results, setting: str) -> list[str]:
 
 
 def _pairs(cells: Sequence[CellResult], plain: Sequence[CellResult]) -> list[Pair]:
-    counterparts = {_variant(cell): cell for cell in plain}
-    return [(cell, counterparts[key]) for cell in cells if (key := _variant(cell)) in counterparts]
+    counterparts = {_without_options(cell): cell for cell in plain}
+    return [(cell, counterparts[key]) for cell in cells if (key := _without_options(cell)) in counterparts]
 
 
-def _variant(cell: CellResult) -> tuple[float, str, str, int | None]:
+def _without_options(cell: CellResult) -> tuple[float, str, str, int | None]:
+    """What a cell and its plain counterpart have in common."""
     return cell.epsilon, cell.method.name, str(sorted(cell.method.fixed.items())), cell.method.rounds
 
 
@@ -64,7 +65,7 @@ def _other_changes(pairs: Sequence[Pair], clip: float) -> str:
 
 
 def _gains(pairs: Sequence[Pair]) -> str:
-    """At every budget, over the methods."""
+    """The gain at every budget: mean and range over the methods."""
     texts = []
     for epsilon in dict.fromkeys(own.epsilon for own, _ in pairs):
         here = [pair for pair in pairs if pair[0].epsilon == epsilon]

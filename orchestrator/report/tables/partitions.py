@@ -38,7 +38,7 @@ def split(by_partition: Mapping[int, Sequence[float]]) -> Split | None:
 
 
 def partitions(results: Results, setting: str) -> Table | None:
-    """None where all runs share one partition, or where only one run may be shown."""
+    """None where all runs share one partition, and for a private search, which shows only one run."""
     if isinstance(results.study.seeds.partition, int) or results.study.private:
         return None
     objective, cells = results.study.objective_spec, results.of(setting)

@@ -47,7 +47,7 @@ CLIPPING = {
 }
 _mu_of = lru_cache(maxsize=1000)(mu_of)  # many cells have the same budget
 _all_released = lru_cache(maxsize=1000)(all_released)
-FALSE_POSITIVES = (0.0001, 0.001, 0.01, *(tenth / 20 for tenth in range(1, 20)), 0.99, 0.999)
+FALSE_POSITIVES = (0.0001, 0.001, 0.01, *(twentieths / 20 for twentieths in range(1, 20)), 0.99, 0.999)
 MEASURED = ("clipped_share", "signal_norm", "noise_norm")
 FIELDS = (
     *(*STATED, "center", "aggregate", *EPSILONS),

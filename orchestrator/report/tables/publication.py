@@ -12,7 +12,7 @@ from trainables.privacy.publication import ANALYST_ONLY, simulated_note
 
 def with_price(results: Results, table: Table, setting: str | None = None) -> Table:
     """The table with the cost of publishing it in its caption, or with the remark that it is for the analyst. Without
-    a setting, it is about all records of the study."""
+    a setting, the cost is given for all records of the study."""
     if not results.study.private:
         return replace(table, note=ANALYST_ONLY)
     return replace(table, caption=" ".join([table.caption, *sentences(results, setting)]).strip())

@@ -11,7 +11,7 @@ from orchestrator.results.winners import CellResult, Results
 
 
 def selection(results: Results, setting: str) -> Table | None:
-    """None where only the winner may be shown."""
+    """None for a private search, which shows only the winner."""
     if results.study.private:
         return None
     objective, cells = results.study.objective_spec, results.of(setting)
@@ -36,7 +36,8 @@ def selection(results: Results, setting: str) -> Table | None:
 
 
 def _validation_against_test(results: Results, cells: list[CellResult]) -> list[str]:
-    """A difference common to all cells is not selection bias: the validation rows are harder or easier."""
+    """Sentences on validation minus test. A difference common to all cells is not selection bias: the validation rows
+    are harder or easier."""
     gaps = [gap for cell in cells if (gap := _gap(cell)) is not None]
     if len(gaps) < 2:
         return []

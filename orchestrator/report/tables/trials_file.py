@@ -1,7 +1,8 @@
 """trials.csv, written while the trials are read: a data frame of a million trials would need gigabytes.
 
-The file is the one that `frame_to_csv` would write. It formats numbers by column; here each value is formatted alone.
-The two differ only in columns that mix numbers with text, or that hold very large integers: then the frame is written.
+The file has the same bytes as one written by `frame_to_csv`, which formats numbers by column. Here each value is
+formatted alone. The texts differ only in columns that mix numbers with text or hold very large integers; a file with
+such a column is written by `frame_to_csv`.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from orchestrator.search.variant import SECRET
 from orchestrator.study.study import Study
 from trainables.files import open_plain, replacing
 
-LARGE = 10**10  # an integer with more digits than a float is written with
+LARGE = 10**10  # such integers have more than the ten digits with which floats are written
 NOT_REPEATABLE = "seconds"
 FIRST_COLUMNS = tuple(name for name in frames.TRIAL_COLUMNS if name != NOT_REPEATABLE)
-MOST_CONFIGURATIONS = 20_000  # whose texts are kept
+MOST_CONFIGURATIONS = 20_000  # whose formatted texts are cached
 QUOTED = (",", '"', "\n", "\r")
 SCALARS = {bool, int, float, str, type(None)}
 KINDS = {kind.__name__: kind for kind in SCALARS}
@@ -49,7 +50,7 @@ class _Part:
     cell: CellResult
     kinds: dict[str, set[type]]
     pieces: list[tuple[int, int]] = field(default_factory=list)
-    """Length in the temporary file, and number of columns: columns that appear later are empty in earlier lines."""
+    """Length in the temporary file, and number of columns so far: columns added later are empty in these lines."""
     known: KnownCell | None = None
     """Where the lines are in the old file, if the cell has not changed."""
 
@@ -64,13 +65,14 @@ class TrialsFile:
         self._body = tempfile.TemporaryFile()  # noqa: SIM115
         self._parts: list[_Part] = []
         self._pieces: list[tuple[int, int]] = []
-        """Of the cell whose trials are being added."""
+        """`_Part.pieces` of the cell whose trials are being added."""
         self._own_kinds: dict[str, set[type]] = {}
-        """Types of the values in every column, of the same cell."""
+        """Types of the values in every column, for the same cell."""
         self._columns = list(FIRST_COLUMNS)
         self._kinds: dict[str, set[type]] = {}
+        """The same for all cells so far."""
         self._texts: dict[int, tuple[Mapping[str, Any], str]] = {}
-        """By the identity of the hyperparameters, which trials share: the texts of the columns that follow."""
+        """By `id` of the hyperparameters, an object that trials share: that object, and their columns as text."""
         self._metrics: Sequence[str] = ()
         self._more: Sequence[str] = ()
         """Metrics that have no column in the ledger."""
@@ -149,7 +151,7 @@ class TrialsFile:
                 yield lines
                 return
         cell = part.cell
-        for stage in cell.stages:  # the file has changed, or its columns
+        for stage in cell.stages:  # trials.csv or its columns have changed: format the lines again
             whole = bool(self._metrics)
             for _, trials in ledger.stage_trials(cell.cell_id, cell.variant.name, stage, whole=whole):
                 if trials is not None:
@@ -199,7 +201,7 @@ class TrialsFile:
             self._texts.clear()
 
     def _text_of(self, values: Mapping[str, Any]) -> str:
-        """The end of a line, from a comma on; empty if there are no further columns."""
+        """The hyperparameter columns, which end a line, with a leading comma; empty if there are none."""
         known = self._texts.get(id(values))
         if known is None:
             if len(self._texts) >= MOST_CONFIGURATIONS:
@@ -212,7 +214,7 @@ class TrialsFile:
 
 @contextlib.contextmanager
 def _old_lines(path: Path, memory: TableMemory | None, columns: Sequence[str]) -> Iterator[IO[bytes] | None]:
-    """The file that is there, if its lines have these columns."""
+    """The trials.csv of the last call, open for reading; None if there is none with these columns."""
     if memory is None or memory.columns != columns or not path.is_file() or path.is_symlink():
         yield None
         return
@@ -221,6 +223,7 @@ def _old_lines(path: Path, memory: TableMemory | None, columns: Sequence[str]) -
 
 
 def _check(kinds: set[type], column: Sequence[Any]) -> None:
+    """Add the types of a column's values to `kinds`. Raises an error if they cannot be formatted one by one."""
     found = set(map(type, column))
     if int in found and any(type(value) is int and abs(value) >= LARGE for value in column):
         raise _MixedColumnError
@@ -229,13 +232,13 @@ def _check(kinds: set[type], column: Sequence[Any]) -> None:
 
 
 def _is_mixed(kinds: set[type], new: set[type]) -> bool:
-    """Whether a column holds floats and text or truth values, once it has these kinds of values, too."""
+    """Add the new types to those of a column; return whether it now mixes floats with text or booleans."""
     kinds |= new
     return float in kinds and not kinds.isdisjoint((str, bool))
 
 
 def _texts(column: Sequence[Any], kinds: set[type]) -> Iterable[str]:
-    """Values that repeat are formatted once."""
+    """A column as CSV cells; equal values are formatted once."""
     if len(kinds - {type(None)}) > 1 or not kinds <= SCALARS:  # 1 == True; a ledger from elsewhere may hold lists
         return map(_cell, map(_text, column))
     texts = {value: _text(value) for value in set(column)}
@@ -251,12 +254,12 @@ def _text(value: Any) -> str:
 
 
 def _cell(text: str) -> str:
-    """With quotes where CSV needs them."""
+    """The text of a CSV cell, quoted where needed."""
     return _cells(["", text])[1:] if any(map(text.__contains__, QUOTED)) else text
 
 
 def _cells(texts: Iterable[str]) -> str:
-    """A line of CSV, or a part of one that is not its only cell."""
+    """A line of CSV, or a part of one. Needs at least two texts: a single empty text would be quoted."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerow(texts)
     return out.getvalue().removesuffix("\n")

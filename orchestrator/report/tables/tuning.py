@@ -174,7 +174,7 @@ def _validation(results: Results) -> str:
 
 
 def validation_score(cell: CellResult) -> Score:
-    """The winner's, over the seeds that decided."""
+    """The winner's validation score, over the seeds that decided."""
     choice = cell.search.choice
     if choice is None:
         return UNKNOWN
@@ -197,7 +197,7 @@ def _assignments(values: Mapping[str, HyperValue]) -> str:
 
 
 def edges(cell: CellResult) -> list[str]:
-    """Chosen values with nothing tried beyond them, in any stage or, marked (fine), in the stages after the first."""
+    """Chosen values beyond which no value was tried. Marked (fine): only the first stage tried values beyond."""
     found, fine = [], _refined(cell)
     for name, value in _tuned(cell, cell.search.chosen or {}).items():
         for axis, mark in ((cell.search.tried[name], ""), (fine.get(name, ()), " (fine)")):
@@ -230,7 +230,8 @@ def _refined(cell: CellResult) -> dict[str, Axis]:
 
 
 def tied_count(cell: CellResult) -> int | None:
-    """Configurations within one standard error of the best; None if that needs an unknown number of validation rows."""
+    """Configurations within one standard error of the best; None without a winner, or if the number of validation rows
+    is needed and unknown."""
     choice = cell.search.choice
     known = cell.facts is not None
     return choice.within_standard_error if choice and (known or len(choice.candidate.keys) > 1) else None

@@ -19,7 +19,7 @@ FINDINGS = (
     *(early_rounds, final_accuracy, adaptive_baselines, scaffold, ftrl, medical_images, preconditioner),
     *(update_direction, privacy_claims, one_seed, tuned_on_test_rows, fednew_speed, partition_draws),
 )
-"""Each is a function of the evidence; None without results that bear on the claim."""
+"""Functions of the evidence. Each returns a finding, or None if no result bears on its claim."""
 
 
 def all_findings(results: OurResults, matches: Sequence[Match]) -> list[Finding]:

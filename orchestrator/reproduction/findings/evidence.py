@@ -10,7 +10,7 @@ from orchestrator.reproduction.our_results import OurResult, OurResults
 from orchestrator.reproduction.paper_tables import FEDSOFIM
 
 EARLY, MIDDLE = 10, 30
-"""The round that the paper calls early, and the round by which some methods saturate according to it."""
+"""The round that the paper calls early, and the round by which, according to the paper, some methods saturate."""
 TIGHT, LOOSE = (0.5, 1.0), (5.0, 10.0)
 """Values of eps."""
 JOINT = 0.5
@@ -56,7 +56,7 @@ class Evidence:
 
     @cached_property
     def _all_regimes(self) -> list[Regime]:
-        """All with DP-FedSOFIM, DP-FedGD and at least one other method."""
+        """All regimes with DP-FedSOFIM, DP-FedGD and at least one other method."""
         methods: dict[tuple[str, str, str, float], dict[str, OurResult]] = {}
         for ours in self.results.select(plain=True, finished=True):
             if OTHER_DRAW not in ours.setting:
@@ -70,12 +70,12 @@ class Evidence:
 
     @cached_property
     def regimes(self) -> list[Regime]:
-        """Those with the papers' search, so that a setting does not count twice; all if there are none."""
+        """The regimes with the papers' search, so that no setting counts twice; all regimes if there are none."""
         return [regime for regime in self._all_regimes if regime.paper_search] or self._all_regimes
 
     @cached_property
     def our_search(self) -> list[Regime]:
-        """The regimes with our search, if `regimes` does not have them."""
+        """The regimes with our search; empty if `regimes` has them."""
         return [regime for regime in self._all_regimes if regime not in self.regimes]
 
 

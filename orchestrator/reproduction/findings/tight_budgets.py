@@ -67,6 +67,7 @@ def _where(regimes: Sequence[Regime]) -> str:
 
 
 def only_at_tightest(leads: Sequence[Regime]) -> str:
+    """Verdict on the claim that a method leads at the tightest budget only. `leads`: the regimes in which it leads."""
     budgets = {regime.epsilon for regime in leads}
     if min(TIGHT) not in budgets or budgets - set(TIGHT):
         return FAILS
