@@ -25,7 +25,7 @@ SETTINGS = {"values": 1, "extend": False}
 
 
 def choices(replay: Replay, budget: int) -> dict[str, int]:
-    """By rule."""
+    """The index of the chosen configuration, by rule."""
     points, noise = replay.table.lattice.points, replay.noise(budget)
     where = np.array([replay.noise(own) for own in replay.budgets])
     known = [replay.surface.scores(points, at, number) for number, at in enumerate(where)]

@@ -38,7 +38,7 @@ EPSILONS = [1, 8]
 SETS = {"development": list(DEVELOPMENT), "benchmark": list(BENCHMARK)}
 AXES = {"learning_rate": [0.01, 0.1, 0.3, 1, 3, 10, 30], "clip": [0.3, 1, 3, 10]}
 SHARES = [0.0, 0.03, 0.1, 0.25, 0.5]
-"""Of the mean."""
+"""Shares of the budget for the private mean of the features."""
 
 
 def resplit(rows: Rows, seed: int) -> dict[str, NDArray[Any]]:
@@ -65,8 +65,9 @@ def default_study(source: str) -> dict[str, Any]:
 
 
 def study_of_all_options(source: str, length: float) -> dict[str, Any]:
-    """Five shares of the mean; with the share of the rule, another bound, a mean that is not shrunk, fewer and more
-    rounds, and equal weights. The typical length is the true one, which no private rule can know."""
+    """Ten variants: five shares of the budget for the mean; and, with the share that the default rule chooses, another
+    bound, a mean that is not shrunk, fewer rounds, more rounds, or equal weights. All of them use the true typical
+    length of a row, which no private rule can know."""
     known = {"length": length, "center": "auto", "bound": 10, "shrink": True}
     variants: dict[str, dict[str, Any]] = {
         **{f"mean {share:g}": {"preprocess": {**known, "center": share}} for share in SHARES},
@@ -136,7 +137,8 @@ def result_file(work: Path, name: str, seed: int) -> Path:
 
 
 def run(sets: Sequence[str], resplits: int, data: Path, work: Path, processes: int, limit_s: float) -> None:
-    """The largest data sets first, so that all processes end at about the same time."""
+    """Measure all resplits without a result, the slowest data sets first, so that all processes end at about the same
+    time."""
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     order = sorted(sets, key=lambda name: -_cost(load(name, data)))
     todo = [(name, seed) for name in order for seed in range(resplits) if not result_file(work, name, seed).exists()]
@@ -156,7 +158,7 @@ def run(sets: Sequence[str], resplits: int, data: Path, work: Path, processes: i
 
 
 def _cost(rows: Rows) -> float:
-    """Relative seconds: of the noise, and of the gradients."""
+    """Relative computing time of a data set: for the noise of every client, and for the gradients of all rows."""
     values = rows.x.shape[1] * len(np.unique(rows.y))
     return values * (10 * rows.clients + min(rows.most, len(rows.y)))
 
@@ -165,7 +167,7 @@ def _cost(rows: Rows) -> float:
 
 
 def shares_table(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """What the limits of the shares were chosen by."""
+    """Test accuracies by share of the mean and by bound. The limits of the default share were chosen by this table."""
     names = [name for name in rows[0]["variants"] if name.startswith(("mean", "bound"))]
     titles = [f"{float(name.split()[1]):.0%}" if name.startswith("mean") else name for name in names]
     lines = [f"| data (resplits) | train rows | ε | {' | '.join(titles)} |", f"|---|---:|---:|{'---:|' * len(names)}"]
@@ -241,7 +243,7 @@ PARTS: dict[str, tuple[str, Callable[[Sequence[dict[str, Any]]], list[str]]]] = 
     "rules": ("defaults-rules", rules_table),
     "benchmark": ("defaults", table),
 }
-"""Reports and their tables, by what was measured."""
+"""By what was measured: the name of the report, and the function that builds its table."""
 
 
 if __name__ == "__main__":

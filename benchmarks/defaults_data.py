@@ -17,7 +17,7 @@ class Rows(NamedTuple):
     y: NDArray[np.int64]
     clients: int = 20
     most: int = 2000
-    """Rows that a resplit draws."""
+    """Most rows that a resplit draws, train and test together."""
     power_law: int = 0
     """1: the k-th client has 1 / k times the rows of the first. 0: sizes follow a Dirichlet distribution (0.5)."""
 
@@ -46,7 +46,7 @@ def features(file: str, folder: Path, **changes: int) -> Rows:
 
 
 def imbalanced(name: str) -> Rows:
-    """Rows of the three largest classes, 1 : 20 : 100."""
+    """Rows of the three largest classes, 1100, 220 and 11 of them: 100 : 20 : 1."""
     rows = keel(name)
     largest = np.argsort(-np.bincount(rows.y), kind="stable")[:3]
     counts = zip(largest, (1100, 220, 11), strict=True)
@@ -67,7 +67,7 @@ DEVELOPMENT: dict[str, Callable[[Path], Rows]] = {
     "penbased": lambda _: keel("penbased"),
     "segment": lambda _: keel("segment"),
 }
-"""Those that the rules were chosen on."""
+"""The data sets that the rules of the default study were chosen on."""
 BENCHMARK: dict[str, Callable[[Path], Rows]] = {
     **{
         name: lambda _, name=name: keel(name)  # type: ignore[misc]
@@ -77,7 +77,7 @@ BENCHMARK: dict[str, Callable[[Path], Rows]] = {
     "a9a, 200 users": lambda folder: features("adult-a9a.npz", folder, clients=200, most=5000, power_law=1),
     "1 : 20 : 100": lambda _: imbalanced("satimage"),
 }
-"""Those that no rule was chosen on; only a9a with its 200 users has rows of a development set."""
+"""The data sets that no rule was chosen on. Only a9a with its 200 users shares rows with a development set."""
 
 
 def file_of(name: str) -> str:

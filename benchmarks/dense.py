@@ -41,7 +41,7 @@ def _geometric(low: float, high: float, count: int) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Grid:
-    """What a table holds."""
+    """The method, data, configurations, budgets and number of seeds of a table."""
 
     method: str
     data: str
@@ -50,7 +50,7 @@ class Grid:
     seeds: int
     fixed: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Of the method in the study file."""
+    """Further keys of the method in the study file."""
 
 
 _SOFIM3 = {"learning_rate": _geometric(10**-1.5, 10**1.5, 10), "rho": RHO, "beta": (0.0, 0.5, 0.8, 0.9, 0.97)}
@@ -85,7 +85,7 @@ TABLES = {
         6,
     ),
     "fedsofim3-crc5": Grid("dp-fedsofim", "crc5-resnet20.npz", _SOFIM3, ELEVEN, 20),
-    "fedsofim3-constant-crc5": Grid(  # the method's switches do not depend on eps
+    "fedsofim3-constant-crc5": Grid(  # bias correction and warm-up do not depend on eps
         "dp-fedsofim", "crc5-resnet20.npz", _SOFIM3, ELEVEN, 20, {"bias_correction": True, "warmup_rounds": 0}
     ),
 }
@@ -122,7 +122,7 @@ def trials_of(grid: Grid, prepared: PreparedStudy) -> Iterator[tuple[dict[str, A
 
 
 def compute(grid: Grid, data: Path, device: str, deadline: float) -> pd.DataFrame | None:
-    """The table with the accuracies after the rungs; None if the deadline passes before."""
+    """The table with the accuracies after the rungs; None if the deadline passes first."""
     prepared = PreparedStudy.prepare(study_of(grid, data))
     columns = {trial.key: (column, trial) for column, trial in trials_of(grid, prepared)}
     data_of = cache(lambda key: ProblemData.of(prepared.problems[key]))
@@ -146,7 +146,7 @@ def _scores(lane: LaneResult) -> dict[str, Any]:
 
 
 def write(name: str, data: Path, into: Path, device: str, deadline: float) -> bool:
-    """Whether the table is complete."""
+    """Compute a table and write its missing files; return whether all of them exist."""
     rungs, dense = into / f"rungs-{name}.csv.gz", into / f"dense-{name}.csv.gz"
     given = data / dense.name
     if rungs.exists() and (given.exists() or dense.exists()):
@@ -167,7 +167,7 @@ def write(name: str, data: Path, into: Path, device: str, deadline: float) -> bo
 
 
 def _compared(table: pd.DataFrame, given: Path, identity: list[str]) -> str:
-    """How accuracies differ from those of the table that exists."""
+    """How the accuracies differ from those of the existing table `given`, as text."""
     if not given.exists():
         return ""
     other = pd.read_csv(given)

@@ -39,7 +39,7 @@ from trainables.ray_actors.desk import STEPS_PER_S, Pace, PackDesk
 PROCESSES = 2
 PACK_S, MEASURED_S = 60.0, 40.0
 LANES = 16
-PACKS = 8  # for every slot; half of them are there from the start
+PACKS = 8  # per slot; about half of them, the coarse stage, can start at once
 
 
 class MeasuredDesk(PackDesk):
@@ -68,9 +68,9 @@ class Slots:
     def __init__(self, desk: Any) -> None:
         self.desk = desk
         self.heartbeats: list[float] = []
-        """Seconds until they were answered."""
+        """Seconds until each heartbeat was answered."""
         self.waits: list[float] = []
-        """Seconds between the end of a pack and the next."""
+        """Seconds between the end of a pack and the start of the next."""
 
     async def run(self, names: list[str], since: float, until: float) -> tuple[list[float], list[float]]:
         await asyncio.gather(*(self._slot(name, since, until) for name in names))

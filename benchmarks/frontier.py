@@ -24,6 +24,7 @@ SEARCHED = (0.5, 1, 2, 4, 8)
 BETWEEN = (0.7, 1.4, 2.8, 5.6)
 METHODS = ("dp-fedgd", "dp-fedsofim", "dp-fedadam")
 POINTS, ERRORS = 0.5, 2.0
+"""The bar: allowed difference in points, or in standard errors if that is more."""
 
 
 def measure(data: str, method: str, seeds: int, device: str) -> Iterator[dict[str, Any]]:

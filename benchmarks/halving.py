@@ -63,13 +63,14 @@ def early_scores(data: str, table: pd.DataFrame, epsilon: float) -> dict[int, Sc
 
 
 def rung_cost(restart: bool) -> float:
-    """Rounds per configuration of the first rung."""
+    """Rounds of all rungs, divided by the number of configurations in the first rung. `restart`: whether a rung trains
+    from round 0 again."""
     before = [0, *RUNGS] if not restart else [0] * (len(RUNGS) + 1)
     return sum(KEEP**n * (rung - start) for n, (rung, start) in enumerate(zip([*RUNGS, ROUNDS], before, strict=True)))
 
 
 def halve(scores: Mapping[int, Scores], who: NDArray[np.int64]) -> int:
-    """The configuration that wins, among these."""
+    """The winner of successive halving among the configurations `who`."""
     for rung in RUNGS:
         best = np.argsort(-scores[rung][who], kind="stable")
         who = who[best[: math.ceil(len(who) * KEEP)]]

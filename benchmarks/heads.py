@@ -37,7 +37,7 @@ def gradient_seconds(head: SoftmaxHead, shard: Shard, theta: torch.Tensor, clip:
 
 
 def best_seconds(call: Callable[[], object], device: str, repetitions: int) -> float:
-    """On a CPU, of processor time: other programs may run there."""
+    """The shortest time of a call. On a CPU it is processor time, because other programs may run there."""
     seconds, clock = [], time.perf_counter if device == "cuda" else time.process_time
     for _ in range(repetitions + 1):  # the first is a warm-up
         began = clock()

@@ -24,6 +24,7 @@ from trainables.privacy.plan import PrivacySettings, Release
 EPSILON, ROUNDS, CLIENTS = 10.0, 5, 20
 HONEST: dict[Release, int] = {"local": 400, "secure-aggregation": 100}
 WEAK, LANES = 40, 20
+"""Number of runs with the full noise, by release model, and with half of it; runs per pack."""
 CANARIES: dict[Release, int | None] = {"local": 1000, "secure-aggregation": None}
 
 

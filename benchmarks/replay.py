@@ -39,7 +39,7 @@ VALIDATION_ROWS = {"cifar10": 5000, "crc5": 1288}
 SEARCH_SEEDS, CONTEST_SEEDS = 3, 5
 DELTA, ROUNDS = 1e-5, 70
 RUNGS = (8, 24)
-"""Rounds after which successive halving compares, by its default settings."""
+"""Rounds after which successive halving, with its default settings, compares configurations."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Dense:
 
     @property
     def scores(self) -> np.ndarray:
-        """After all rounds."""
+        """The scores after all rounds."""
         return self.by_round[ROUNDS]
 
     @classmethod
@@ -85,7 +85,7 @@ class Dense:
 
     @cached_property
     def means(self) -> np.ndarray:
-        """By budget and configuration; a diverged trial scores 0."""
+        """Mean accuracy over the seeds, by budget and configuration; a diverged trial scores 0."""
         return np.nan_to_num(self.scores).mean(1)
 
     def regret(self, budget: int, configuration: int) -> float:
@@ -107,7 +107,7 @@ class Dense:
 
 
 def _noise(epsilon: float) -> Callable[[int], float]:
-    """Noise multiplier by rounds."""
+    """The noise multiplier as a function of the number of rounds."""
     return lambda rounds: float(rounds**0.5 / mu_of(epsilon, DELTA))
 
 
@@ -119,7 +119,7 @@ def _positions(values: Sequence[float], column: pd.Series) -> np.ndarray:
 
 @dataclass
 class Replay:
-    """One repetition of a search of some budgets of a table."""
+    """One repetition of a search at some budgets of a table."""
 
     table: Dense
     strategy: str
@@ -127,6 +127,7 @@ class Replay:
     """`search.trials`."""
     settings: Mapping[str, Any]
     budgets: Sequence[int]
+    """The searched budgets, as indices into `table.epsilons`."""
     repetition: int
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     predictions: list[tuple[bool, float, float, float]] = field(default_factory=list)
@@ -162,7 +163,7 @@ class Replay:
                 history.budgets = self.histories
 
     def run(self) -> None:
-        """The search of all budgets, and the contests."""
+        """Search all budgets, then run their contests."""
         pending = dict(enumerate(self.histories))
         while pending:
             proposals = {n: self.variant.strategy.propose(h.task, h) for n, h in pending.items()}
@@ -191,7 +192,7 @@ class Replay:
 
     @property
     def search_rounds(self) -> list[int]:
-        """Trial-rounds of the search, by budget. Trials of a higher rung continue those of the one below."""
+        """Trial-rounds of the search, by budget. Trials of a higher rung continue those of the rung below."""
         found = []
         for history in self.histories:
             last: dict[tuple[str, str], int] = {}
@@ -208,10 +209,11 @@ class Replay:
         return [int(choice.key.split(":")[1]) for choice in chosen if choice]
 
     def predicted(self, budgets: Sequence[int], *, contest: bool) -> Iterator[int]:
-        """The best configuration at budgets that were not searched: the winner of a contest of the winners of the two
-        neighbouring budgets and the best ones by the surface of all trials, or the best one by the surface, without
-        any trial there. Strategies without a surface have the two winners in the contest, and use that of the next
-        smaller budget without one."""
+        """The configuration chosen at budgets that were not searched.
+
+        With a contest: its finalists are the winners of the two neighbouring budgets and, for `surface`, the best
+        configurations by the surface of all trials. Without a contest no trial runs at the budget: `surface` uses the
+        best configuration by the surface, other strategies the winner of the next smaller budget."""
         won = dict(zip(self.budgets, self.winners(), strict=True))
         for budget in budgets:
             if self.strategy == "surface":
@@ -227,16 +229,16 @@ class Replay:
 
     @cached_property
     def surface(self) -> Surface:
-        """Of all trials of search and contests."""
+        """The surface, fitted to all trials of the searches and contests."""
         return fitted(self.histories, self.table.lattice, ("surface", "contest"))
 
     def expected(self, budget: int) -> Expected:
-        """At a budget that was not searched."""
+        """The expected scores of all configurations at a budget that was not searched."""
         searched = {number: self.noise(own) for number, own in enumerate(self.budgets)}
         return self.surface.between(self.table.lattice.points, self.noise(budget), searched)
 
     def predict_searched(self) -> None:
-        """Predictions at the searched budgets."""
+        """Add the predictions at the searched budgets."""
         for number, budget in enumerate(self.budgets):
             expected = self.surface.expected(self.table.lattice.points, self.noise(budget), number)
             self._predict(budget, expected, highest(expected.cautious, 1)[0], searched=True)

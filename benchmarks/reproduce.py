@@ -101,7 +101,7 @@ def _options() -> argparse.Namespace:
 
 
 def _run_all(options: argparse.Namespace) -> bool:
-    """Whether any study failed."""
+    """Run the chosen studies; return whether any failed."""
     made = {"commit": options.commit or _commit(), "device": _device(), "versions": _versions()}
     start, failed = time.monotonic(), False
     for name in options.only or STUDIES:
@@ -122,7 +122,8 @@ def _run_all(options: argparse.Namespace) -> bool:
 
 
 def _run(name: str, folder: Path, made: dict[str, Any], backend: str) -> str:
-    """Run a study to its end and record next to its ledger, once, what made it."""
+    """Run a study to its end; return the outcome. The first call that succeeds writes made.json: command, seconds,
+    commit, device and versions."""
     start = time.monotonic()
     options = [] if backend == "ray" else ["--backend", backend]
     process = _fedsweep("run", name, "--results", folder, "--json", *options, check=False)
@@ -204,7 +205,7 @@ def _collect(work: Path, keep: Path, page: Path | None) -> None:
         for path in (path for pattern in KEPT for path in sorted((work / name).glob(pattern))):
             if path.name not in NOT_KEPT:
                 _copy(path, keep / name / path.relative_to(work / name))
-        _unlink_missing(keep / name / "tables" / "README.md")
+        _remove_dead_links(keep / name / "tables" / "README.md")
         (keep / name / "made.json").write_text(json.dumps(made[name], indent=1) + "\n")
     if compared := [work / name for name in names if name not in NOT_COMPARED]:
         shutil.rmtree(keep / "compare", ignore_errors=True)
@@ -217,7 +218,7 @@ def _collect(work: Path, keep: Path, page: Path | None) -> None:
     (keep / "README.md").write_text(_readme(made), encoding="utf-8")
 
 
-def _unlink_missing(page: Path) -> None:
+def _remove_dead_links(page: Path) -> None:
     """Turn links to files that are not kept into text."""
 
     def link(match: re.Match[str]) -> str:
@@ -227,7 +228,7 @@ def _unlink_missing(page: Path) -> None:
 
 
 def _made(folder: Path) -> dict[str, Any]:
-    """What made a study, with the time of all its sessions if it was resumed."""
+    """The content of made.json, with the time of all sessions if the study was resumed."""
     from orchestrator.results.ledger import Ledger
 
     made = json.loads((folder / "made.json").read_text())

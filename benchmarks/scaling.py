@@ -50,7 +50,7 @@ from trainables.federation.trial_spec import TrialSpec
 REPORT = Path(__file__).parent / "reports" / "scaling.json"
 TRIALS_PER_CELL = 1000
 SLOTS, LANES = 16, 2048
-UPDATES = 5  # of the live view, which are measured
+UPDATES = 5  # measured updates of the live view
 KEYS, KNOWN_KEYS = 100_000, (0, 1_000_000, 2_000_000)
 SEEDS = {"search": [42, 43, 44], "contest": [50, 51, 52, 53, 54, 55, 56], "confirm": [100, 101, 102, 103, 104]}
 AXES: dict[str, dict[str, list[float]]] = {
@@ -129,7 +129,7 @@ def made_up(trial: TrialSpec) -> LaneResult:
 
 
 def run(folder: Path | str, trials: int, count_uploads: Callable[[Any], None] | None = None) -> dict[str, float]:
-    """A whole sweep, as `fedsweep run` does it, without its tables. `count_uploads`: is called with the location."""
+    """A whole sweep, as `fedsweep run` does it, without its tables. `count_uploads` is called with the location."""
     planned = study(trials)
     memory, began, processor = _status_field("VmRSS"), time.perf_counter(), time.process_time()
     location = results_location(folder)
@@ -163,7 +163,7 @@ def run(folder: Path | str, trials: int, count_uploads: Callable[[Any], None] | 
 
 
 def _answer(scheduler: Scheduler) -> float:
-    """Every slot takes a pack and ends it. Returns the CPU time of the slots."""
+    """Every slot takes packs and ends them, until the sweep is over. Returns the CPU time of the slots."""
     used = 0.0
     while not scheduler.over:
         orders = scheduler.next_orders()
@@ -221,7 +221,7 @@ class CountedFiles:
 
 
 def uploads(trials: int) -> dict[str, float]:
-    """What is uploaded while a study runs whose results are at a URL; without its checkpoints."""
+    """What is uploaded during a study with results at a URL, apart from checkpoints."""
 
     def count(location: Any) -> None:
         location._files = location._ledger._files = CountedFiles(location._files)
@@ -288,7 +288,7 @@ def command(*arguments: str) -> dict[str, float]:
 def measure(trials: int, kept: Path | None, only: Sequence[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="fedsweep-scaling-") as scratch:
         folder = kept or Path(scratch) / "results"
-        os.environ["XDG_CACHE_HOME"] = f"{scratch}/cache"  # nothing is known of earlier tables
+        os.environ["XDG_CACHE_HOME"] = f"{scratch}/cache"  # so that no tables are cached
         found: dict[str, Any] = {}
         if not (folder / "ledger.sqlite").exists():
             output = Path(scratch) / "driver.json"
@@ -314,14 +314,14 @@ def measure(trials: int, kept: Path | None, only: Sequence[str]) -> dict[str, An
 
 
 def _rebuilt(folder: Path) -> dict[str, float]:
-    """Of a folder without tables."""
+    """Measure `tables` on a folder without tables."""
     for name in ("tables", "timing"):
         shutil.rmtree(folder / name, ignore_errors=True)
     return command("tables", str(folder))
 
 
 def _one_cell_changed(folder: Path) -> dict[str, float]:
-    """The last confirm run is removed and recorded again; the tables are built in between."""
+    """Measure `tables` after a confirm run was removed; then record the run again."""
     with Ledger.write(folder) as ledger:
         (stage, keys) = next((stage, keys) for stage, keys in ledger.stages().items() if stage[2] == "confirm")
         rows = ledger.rows(keys[-1:])
@@ -334,7 +334,7 @@ def _one_cell_changed(folder: Path) -> dict[str, float]:
 
 
 def _merge(folder: Path, scratch: Path) -> dict[str, float]:
-    """Two copies of the folder; each holds every second row."""
+    """Measure `merge` of two copies of the folder, each with every second trial."""
     halves = [scratch / "a", scratch / "b"]
     for number, half in enumerate(halves):
         half.mkdir()

@@ -38,12 +38,13 @@ TABLES = {
 BUDGETS = ("searched", "contest only", "no trial")
 """What runs at a budget: search and contest, a contest of predicted configurations, or nothing."""
 MEAN_BAR = 0.3
+"""Mean regret, in points, of the dotted line in the figure."""
 COLUMNS = 3
 """Panels in a row of the figure."""
 
 
 class Plan(NamedTuple):
-    """One line of the comparison."""
+    """A strategy with its settings: one line of the comparison."""
 
     label: str
     strategy: str
@@ -60,8 +61,8 @@ SAMPLERS = {"tpe": "Optuna TPE", "cmaes": "Optuna CMA-ES", "gp": "Optuna GP"}
 
 
 def plans(axes: int) -> Iterator[Plan]:
-    """What is compared on a table with this many axes: the grid's default, and every other strategy with about a tenth
-    of its trials, fewer and more. The slowest come last."""
+    """The plans for a table with this many axes: the grid with its default settings, and every other strategy with
+    about a tenth of the grid's trials, with fewer and with more. The slowest come last."""
     for trials in (8, 16, 24) if axes == 1 else (16 * axes, 12 * axes, 8 * axes):
         yield Plan("surface", "surface", trials, {"values": 1, "extend": False})
     yield Plan("grid", "grid", None, {})
@@ -75,7 +76,7 @@ def plans(axes: int) -> Iterator[Plan]:
 
 
 class Task(NamedTuple):
-    """One repetition."""
+    """One repetition of a plan on a table."""
 
     folders: tuple[Path, ...]
     table: str
@@ -89,7 +90,7 @@ class Task(NamedTuple):
 
 @cache
 def read(folders: tuple[Path, ...], name: str) -> Dense | None:
-    """A table of one of these folders."""
+    """The table, from the first of these folders that has it; None if none has."""
     for folder in folders:
         if (file := folder / f"dense-{name}.csv.gz").exists():
             rungs = next((f for each in folders if (f := each / f"rungs-{name}.csv.gz").exists()), None)
@@ -98,7 +99,7 @@ def read(folders: tuple[Path, ...], name: str) -> Dense | None:
 
 
 def measure(task: Task) -> dict[str, Any]:
-    """Regrets at every second budget, which are searched, and at those between."""
+    """Search every second budget; return the regrets at these budgets and at those between."""
     table, plan = read(task.folders, task.table), task.plan
     assert table is not None
     every, start = range(len(table.epsilons)), time.process_time()
@@ -162,7 +163,7 @@ def run(todo: Sequence[Task], into: Path, processes: int, seconds: float) -> Non
 
 
 def lines_of(file: Path) -> list[dict[str, Any]]:
-    """Without the last line if it was cut off."""
+    """The lines of a JSON lines file, without a last line that was cut off."""
     if not file.exists():
         return []
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines(keepends=True) if line[-1] == "\n"]

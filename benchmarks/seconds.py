@@ -1,7 +1,7 @@
 """The time of each phase of a sweep, from the command to the tables: python -m benchmarks.seconds STUDY [FOLDER]
 
-Then runs similar rounds in one process and synchronises the device after each part of a round to time the parts.
-Without overlap, the parts add up to more than a whole round.
+Then similar rounds run in one process, which waits for the device after each part of a round to time the parts. So the
+parts do not overlap, and add up to more than a whole round.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def _study(method: dict[str, Any], **settings: Any) -> Study:
 
 @contextmanager
 def waiting_sweep(measured_study: Study, slots: int, seconds: float, lanes: int) -> Iterator[tuple[Sweep, Path, float]]:
-    """A finished sweep of packs that only wait, its folder, and the CPU time of its plan."""
+    """A finished sweep of packs that only wait, its folder, and the CPU time of planning it."""
     with tempfile.TemporaryDirectory(prefix="fedsweep-slots-") as name:
         folder = Path(name)
         (folder / "seen").mkdir()
@@ -109,7 +109,7 @@ def measure(slots: int, seconds: float) -> dict[str, float]:
 
 def cost_of_trials(trials: int) -> dict[str, float]:
     """The driver's work per trial: plan, check, send, receive, account, record. Half of the trials are coarse, half
-    fine, with three seeds each; two slots, packs of 1,024."""
+    fine. Every configuration has three seeds. Two slots run packs of 1,024 lanes."""
     rates, rhos, betas = ([low + step * k for k in range(many)] for low, step, many in AXES)
     axes = {"learning_rate": rates[: trials // 600], "rho": rhos, "beta": betas}
     measured_study = _study(

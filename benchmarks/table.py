@@ -8,6 +8,8 @@ from benchmarks import page
 
 
 def rows(reports: list[dict]) -> list[tuple[str, list[str]]]:
+    """Title and cells of every line, with one cell per report."""
+
     def of(key: str, form: str, scale: float = 1.0) -> list[str]:
         return [format(report[key] * scale, form) if key in report else "" for report in reports]
 

@@ -32,7 +32,7 @@ from trainables.models.networks import Pixels
 from trainables.privacy.plan import PrivacySettings
 
 PIXELS, CLASSES, CLIP = 3072, 10, 4.0
-OPACUS_BATCH = 1500  # rows of a step; --opacus-batch finds the fastest
+OPACUS_BATCH = 1500  # rows of a step; try others with --opacus-batch
 
 
 def images(rows: int) -> dict[str, np.ndarray]:
@@ -43,7 +43,7 @@ def images(rows: int) -> dict[str, np.ndarray]:
 
 
 def network(folder: Path) -> tuple[ResNet, str]:
-    """With random weights and running statistics, and the file of its state dict."""
+    """A ResNet-20 with random weights and running statistics, and the file of its state dict."""
     torch.manual_seed(0)
     module = ResNet(3, 100)
     module.train()(torch.randn(64, 3, 32, 32))
@@ -92,7 +92,7 @@ def private_rounds(arrays: dict[str, np.ndarray], weights: str, options: argpars
 
 
 class Affine(nn.Module):
-    """Batch norm in inference mode."""
+    """Batch norm in inference mode, as a module for which Opacus can be given a gradient."""
 
     def __init__(self, norm: nn.BatchNorm2d) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ def with_affine(module: nn.Module) -> nn.Module:
 
 
 def opacus_rows_per_second(arrays: dict[str, np.ndarray], module: ResNet, options: argparse.Namespace) -> float:
-    """Of forward pass, backward pass, clipping, noise and step."""
+    """Rows per second of forward pass, backward pass, clipping, noise and step together."""
     from opacus import GradSampleModule
     from opacus.grad_sample import register_grad_sampler
     from opacus.optimizers import DPOptimizer

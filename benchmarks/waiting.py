@@ -22,7 +22,7 @@ class WaitingFederation:
     """Every pack takes the same time. The start and end of each pack are recorded in a file per process."""
 
     def __init__(self, seconds: float, slots: int, folder: str) -> None:
-        """The first packs start when every slot has one, so that start-up time is not measured."""
+        """The first packs wait until every slot has one, so that start-up time is not measured."""
         self._seconds, self._slots, self._folder = seconds, slots, Path(folder)
         (self._folder / f"up-{os.getpid()}").touch()
 
