@@ -16,8 +16,8 @@ from trainables.models import at_cut, centring
 from trainables.models.centres import Centres
 from trainables.models.shard import Shard
 
-LENGTH = 4.0  # norm of a canary's features, in clips; its gradient is clipped unless the canary is memorised
-USER_LENGTH = 100.0  # the same for the rows of a user: small steps, too, make an update longer than the clip
+LENGTH = 4.0  # norm of a canary's features, times the clip; its gradient is clipped unless the canary is memorised
+USER_LENGTH = 100.0  # the same for the rows of a user: even small steps make the update longer than the clip
 MAX_FRACTION = 0.5  # of a client's rows that canaries may replace
 MAX_DEFAULT_CANARIES = 1000
 
@@ -93,7 +93,7 @@ class Canaries:
         below: NDArray[np.float64],
     ) -> tuple[NDArray[np.float64], float]:
         """What the coins of a client's canaries change in its release, and the factor of its noise. `above` and `below`
-        are its releases without noise if all coins are 1 or -1."""
+        are its releases without noise if all coins are 1, and if all are -1."""
         # how the release scales the sum of gradients: 1 / |D_i|, times the step size if it is a step
         direction = gradients.sum(0)
         scale = float((above - below) @ direction) / max(2 * float(direction @ direction), 1e-300)

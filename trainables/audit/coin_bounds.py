@@ -150,7 +150,7 @@ def tail_probability(canaries: int, guesses: int, correct: int, epsilon: float, 
     coin = float(expit(epsilon))
     below = binom.pmf(
         np.arange(correct - 1, -1, -1), guesses, coin
-    ).cumsum()  # correct - i to correct - 1, i = 1, 2, ...
+    ).cumsum()  # P(correct - i <= number < correct), i = 1, 2, ...
     alpha = float((below / np.arange(1, correct + 1)).max(initial=0.0))
     return min(1.0, float(binom.sf(correct - 1, guesses, coin)) + alpha * delta * 2 * canaries)
 

@@ -155,7 +155,7 @@ def _safe_path() -> Iterator[None]:
 
 
 def _failure_of(part: Part, method: str) -> str:
-    """In another process, which loads the plug-in of the method."""
+    """`_failure` in another process, which loads the plug-in of the method."""
     return _failure(part, methods.get(method))
 
 
@@ -314,7 +314,7 @@ def _check_leak(
     release: Release,
     repetitions: int,
 ) -> str:
-    """A paired audit at one eps; `fedsweep audit` runs others."""
+    """A paired audit at one eps; `fedsweep audit` can use any other."""
     claim, hypers = CLAIM, dict(base)
     if _samples_rows(method, base, level):
         claim, repetitions = SAMPLED_CLAIM, min(repetitions, SAMPLED_REPETITIONS)

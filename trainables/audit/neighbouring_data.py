@@ -54,7 +54,8 @@ def problem_for(method: Method, data: str = DATA, clients: int = CLIENTS) -> Pro
 
 
 def pairs(problem: Problem, level: Level, adjacency: Adjacency) -> Iterator[Neighbours]:
-    """The first pair is the most visible one, the last one a client without features (not for users with zero-out)."""
+    """The first pair is the most visible one. The last pair has a client without features, except for users with
+    zero-out."""
     make = _Pairs(problem, np.random.default_rng(7))
     smallest, *others, largest = np.argsort(problem.partition.sizes, kind="stable").tolist()
     clients = smallest, largest, *others
@@ -125,6 +126,7 @@ class _Pairs:
         return replace(data, x=all_x, y=all_y)
 
     def _with_last(self, data: ProblemData, client: int, x: NDArray[np.float32], label: int) -> ProblemData:
+        """The data with another last row of the client."""
         rows = data.rows[client]
         all_x, all_y = data.x[rows].copy(), data.y[rows].copy()
         all_x[-1], all_y[-1] = x, label

@@ -7,7 +7,7 @@ is a shift w with
 
 where the shift of a noise depends only on what was visible before it was drawn, then D and D' are as hard to tell apart
 as N(0, 1) and N(mu, 1): the run is mu-GDP for this pair. The audit runs the real engine on D, then on D', finds w round
-by round, and replays both runs with other noise to see that w is still right. It needs no statistics, so that a method
+by round, and replays both runs with other noise to see that w is still right. It needs no statistics, so a method
 cannot pass by luck: a part of a release without noise, noise that is used twice, scaled by the data, or drawn from
 elsewhere has no such w, or one that is longer than the account says.
 
@@ -19,7 +19,7 @@ A shift is found in one of two ways:
   computed just before it, as for several local steps.
 
 The server of the second run gets the releases of the first, which are the same. Whatever it sends must then be the same
-too: otherwise something reached it by another way.
+too: otherwise the server knows something about the data that it did not get from the releases.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ from trainables.privacy.plan import Event, PrivacyPlan
 Vector = NDArray[np.float64]
 ROUNDING = 128 * float(np.finfo(np.float32).eps)
 """Relative differences below this are rounding."""
-NEGLIGIBLE = 2e-3  # of the noise in a number: a larger difference is never taken for rounding
-FAR = 20.0  # in standard deviations: noise that turns the sign of a gradient, which is all that Adam's first step sees
-AMPLIFICATION_TRIALS, AMPLIFICATION_TIMES = 8, 2.0
-SLACK = 1.002  # of a shift's length, for rounding
+NEGLIGIBLE = 2e-3  # fraction of the noise in a number: a larger difference is never taken for rounding
+FAR = 20.0  # in standard deviations: flips the sign of a gradient; Adam's first step depends only on the sign
+AMPLIFICATION_TRIALS, AMPLIFICATION_TIMES = 8, 2.0  # random moves of the noise, and the factor on their largest effect
+SLACK = 1.002  # factor by which a shift may be longer than accounted, for rounding
 NO_SHIFT = 1e-4  # in standard deviations: shorter ones are rounding
 
 
@@ -108,8 +108,8 @@ class Shift:
 
 
 def find_shift(trial: TrialSpec, data: ProblemData, neighbour: ProblemData | None, client: int) -> Shift:
-    """The shift between runs on `data` and on `neighbour`, which differ in one client's rows. Without a neighbour the
-    client is a user who releases noise alone. Raises ShiftError if no shift exists."""
+    """The shift between runs on `data` and on `neighbour`, which differ in one client's rows. If `neighbour` is None,
+    the client is a user who releases noise alone in the second run. Raises ShiftError if no shift exists."""
     plan = plan_of(trial, data.sizes)
     reference = Reference([WatchedHost(index) for index in range(len(data.sizes))])
     changed = frozenset[int]() if neighbour is None else _changed_rows(data, neighbour, client)
@@ -133,7 +133,7 @@ def _changed_rows(data: ProblemData, other: ProblemData, client: int) -> frozens
 
 
 def check_draws(reference: Reference, plan: PrivacyPlan, trial: TrialSpec) -> None:
-    """Every noise is drawn as often as the plan says, and secret samples are drawn as they are accounted."""
+    """Check that every noise is drawn as often as the plan says, and that secret samples are drawn as accounted."""
     rounds: dict[tuple[int, Address], set[int]] = {}
     for call, played in zip(reference.calls, reference.played, strict=True):
         for client, one in enumerate(played):
@@ -282,7 +282,7 @@ class _Coupled(_Observed):
         return call.work.assignment.index((self._client,))
 
     def _check_not_left_out(self, call: Call, pairs: list[_Pair], shifts: list[Shifts]) -> None:
-        """A record that is not in a secret sample, or a user who secretly does not take part, changes no release."""
+        """Check that a record outside a secret sample, or a user who secretly takes no part, changes no release."""
         sampled = {event.purpose: event for event in self._plan.events if event.sampling < 1}
         moved = {a[2] for shift in shifts for a, value in shift.items() if np.abs(value).max() > NO_SHIFT}
         if call.t == 0 or moved.isdisjoint(sampled):
@@ -317,9 +317,9 @@ class _Coupled(_Observed):
             changed = pairs[self._host(members[0].call)]
             gap = next(p.signal(g.address) for p, g in zip(members, gains, strict=True) if p is changed)
         else:
-            gap = np.sum([p.played.release - g.quiet for p, g in zip(members, gains, strict=True)], axis=0)
+            gap = np.sum([p.played.release - g.release for p, g in zip(members, gains, strict=True)], axis=0)
         spread = [{gain.address: gain.factor * gap / total} for gain in gains]
-        for scale in () if self._absent else (0.0, 3.0):  # as it was, and with other noise
+        for scale in () if self._absent else (0.0, 3.0):  # with the same noise, and with other noise
             other = [{gain.address: scale * self._rng.standard_normal(gap.size)} for gain in gains]
             theirs = [pair.replay(extra).release for pair, extra in zip(members, other, strict=True)]
             ours = [p.play(shift, extra).release for p, shift, extra in zip(members, spread, other, strict=True)]
@@ -336,11 +336,11 @@ class _Coupled(_Observed):
 
 @dataclass(frozen=True)
 class _Gain:
-    """A release that is something plus `factor` times one new noise."""
+    """A release that is a signal plus `factor` times one new noise."""
 
     address: Address
     factor: float
-    quiet: Vector
+    release: Vector
     """The release on D' with the noise of D."""
 
 
@@ -379,7 +379,8 @@ class _Pair:
         )
 
     def settle(self, shift: Shifts) -> None:
-        """Continue from the round on D' with this shift. It is played last, so that no state of D is left."""
+        """Continue from the round on D' with this shift. A shifted round is played again, after all replays of D: an
+        object that both runs share then holds no state of D."""
         self.our.move_on(self.play(shifts=shift) if shift else self.ours)
 
     @cached_property
@@ -420,7 +421,7 @@ class _Pair:
             )
 
     def gain(self, rng: np.random.Generator) -> _Gain | None:
-        """None unless the release is something plus a number times one new noise."""
+        """The release as a signal plus a factor times one new noise; None if it does not have this form."""
         ours = self.ours
         if len(ours.tape.fresh) != 1:
             return None
@@ -440,7 +441,7 @@ class _Pair:
         gain = self.gain(rng)
         if gain is None:
             return None
-        shift = {gain.address: (self.played.release - gain.quiet) / gain.factor}
+        shift = {gain.address: (self.played.release - gain.release) / gain.factor}
         return shift if self._holds(rng, [gain.address], shift, None) else None
 
     def _stepwise(self, rng: np.random.Generator) -> Shifts | None:
@@ -454,7 +455,7 @@ class _Pair:
     ) -> bool:
         """Whether the releases are equal, also with other noise."""
         sizes = self.played.tape.drawn
-        for scale in (0.0, 3.0):  # as it was, and with other noise
+        for scale in (0.0, 3.0):  # with the same noise, and with other noise
             extra = {a: scale * rng.standard_normal(sizes[a][1]) for a in addresses if a in sizes}
             theirs = self.replay(extra) if scale else self.played
             reference = None if sums is None else theirs.tape.sums
@@ -501,7 +502,7 @@ class _Pair:
         return drawn.astype(np.float64)
 
     def absent(self, rng: np.random.Generator) -> Shifts:
-        """A user who contributes nothing releases the noise alone."""
+        """The shift if the user contributes nothing on D', and so releases noise alone."""
         gain = self.gain(rng)
         if gain is None:
             raise ShiftError(f"round {self.call.t}: the release of a user is not an update plus one noise")

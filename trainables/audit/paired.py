@@ -172,12 +172,12 @@ def audit(
 
 def most_visible(method: str, level: Level) -> dict[str, HyperValue]:
     """Hyperparameters that make the planted record most visible."""
-    rates: dict[str, HyperValue] = {"sampling_rate": 1.0, "participation": 1.0, "local_steps": 1, "hessian_clip": 0.01}
-    rates["every"] = 2  # a turn in every second round: several turns, whose sum is visible, but not all rounds
+    values: dict[str, HyperValue] = {"sampling_rate": 1.0, "participation": 1.0, "local_steps": 1, "hessian_clip": 0.01}
+    values["every"] = 2  # a turn in every second round: several turns, whose sum is visible, but not all rounds
     if level == "user":  # a user's update must be longer than the clip, and independent of the last round's noise
-        rates |= {"client_learning_rate": 10.0, "feature_clip": 0.1, "alpha": 0.1, "rho": 0.01}
+        values |= {"client_learning_rate": 10.0, "feature_clip": 0.1, "alpha": 0.1, "rho": 0.01}
     names = [h.name for h in methods.get(method).hyperparameters]
-    return {name: rates.get(name, LEARNING_RATE) for name in names if name in rates or name.endswith("learning_rate")}
+    return {name: values.get(name, LEARNING_RATE) for name in names if name in values or name.endswith("learning_rate")}
 
 
 def defaults(method: str) -> dict[str, HyperValue]:
@@ -202,7 +202,8 @@ def neighbours(settings: PrivacySettings, model: str, clients: int) -> tuple[Pro
 
 
 def _problem(name: str, clients: Sequence[Sequence[Row]], model: str) -> Problem:
-    rows = [*(row for client in clients for row in client), *PAIR]  # no client holds the last two: both labels occur
+    # the last two rows, which no client holds, ensure that both labels occur
+    rows = [*(row for client in clients for row in client), *PAIR]
     x = np.array([[feature] for feature, _ in rows], dtype=np.float32)
     y = np.array([label for _, label in rows], dtype=np.int64)
     ends = np.cumsum([len(client) for client in clients])

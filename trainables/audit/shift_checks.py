@@ -30,13 +30,14 @@ REPLACED, ZEROED = ADJACENCIES
 
 @dataclass(frozen=True)
 class Case:
-    """A run, and the pairs of neighbouring data sets to try it on: their indices in `pairs`, or None for all."""
+    """A run, and the pairs of neighbouring data sets to try it on."""
 
     name: str
     hyperparameters: Mapping[str, HyperValue]
     privacy: PrivacySettings
     rounds: int = ROUNDS
     numbers: tuple[int, ...] | None = None
+    """The indices of the pairs in `pairs`; None: all."""
     options: Mapping[str, Any] | None = None
     """Further settings of the trial."""
     zero: bool = False

@@ -78,12 +78,15 @@ class Tape:
     sampled_rows: set[int] = field(default_factory=set)
     """Rows that are in at least one sample."""
     _pending: list[int] = field(default_factory=list)
+    """Indices of the sums that were computed since noise was last drawn."""
 
     @property
     def fresh(self) -> list[Address]:
+        """Noise that is drawn for the first time in this round."""
         return [address for address in self.drawn if address not in self.drawn_before]
 
     def summed(self, value: torch.Tensor, sample: Sample | None) -> torch.Tensor:
+        """Record a sum that the program computes."""
         self.record_sample(sample)
         self._pending.append(len(self.sums))
         self.sums.append(value)
@@ -94,6 +97,7 @@ class Tape:
         self.samples.append((step, 1.0 if sample is None else sample.rate))
 
     def draw(self, address: Address, value: torch.Tensor, scale: float) -> torch.Tensor:
+        """Record a draw of noise, and return the noise with its shift."""
         if self.reference is not None and address not in self.drawn_before and address not in self.drawn and scale:
             pairs = [(self.reference[k], self.sums[k]) for k in self._pending if k < len(self.reference)]
             gaps = [theirs - ours for theirs, ours in pairs if ours.numel() == value.numel()]
@@ -190,7 +194,7 @@ class _WatchedRound(BatchRound):
 
 
 def _watched_model(model: Any, tape: Tape) -> Any:
-    """The model, with sums of Hessians observed. The engine looks at its class, so it is an instance of a subclass."""
+    """The model, with sums of Hessians observed. It is still an instance of its class, which the engine checks."""
     kind = type(model)
     if not hasattr(kind, "clipped_hessian_sum"):
         return model

@@ -44,7 +44,7 @@ class Batch:
         def automatic_sum(theta: torch.Tensor, clip: torch.Tensor) -> torch.Tensor:
             return centring.clipped_gradient_sum(model, shard, theta, clip, automatic=True)[0]
 
-        # not for a network: a CUDA graph would keep the memory of its activations
+        # no CUDA graphs for a network: a graph would keep the memory of the activations
         if shard.x.is_cuda and not isinstance(model, NetworkModel):
             return cls(clients, shard, Recordings(gradient_sum), Recordings(automatic_sum))
         return cls(clients, shard, gradient_sum, automatic_sum)
@@ -66,7 +66,7 @@ class Diagnostics:
 
 
 class BatchRound:
-    """`client_weights`: (clients, lanes, 1), 0 for clients that do not take part."""
+    """The `ClientRound` of a batch. `client_weights`: (clients, lanes, 1), 0 for clients that do not take part."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class BatchRound:
         diagnose_noise = self._diagnose_noise
         parts, divisor = self._rows_of(sample)
         mean = (self._gradient_sum(theta, unbounded, parts, divisor) / divisor).to(theta.dtype)
-        # noise is added once, to the result of all steps
+        # a program that uses this mean adds noise once, after all its steps: keep measuring until then
         self._diagnose_noise, self._noise_divisor = diagnose_noise, torch.ones_like(self.size)
         return mean
 
@@ -145,7 +145,7 @@ class BatchRound:
         return total
 
     def _mean(self, values: torch.Tensor, divisor: torch.Tensor, lanes: slice | torch.Tensor) -> torch.Tensor:
-        """For diagnostics: summed over the clients that take part, on the exact grid."""
+        """For diagnostics: values / divisor, summed over the clients that take part, on the exact grid."""
         mean = values / divisor
         if not self._all_alike:
             mean = mean * self._weights[:, lanes]
@@ -163,7 +163,7 @@ class BatchRound:
         return Sample(parts, rate)
 
     def sampled_rows(self, seed: int, rate: float, step: int) -> list[NDArray[np.int64]]:
-        """The rows of every client that are in a sample."""
+        """The indices of the rows in a sample, for every client of the batch."""
         sizes = [int(size) for size in self.size.flatten()]
         purpose = keyed("sample", self._lanes.noise_key)
         return [
@@ -194,7 +194,7 @@ class BatchRound:
         return (update * present + noise) / self._secret
 
     def check_participation_kept_secret(self) -> None:
-        """After a round: with secret participation there is less noise, so the release must hide who took part."""
+        """Call this after a round. Secret participation needs less noise, but the release must hide who took part."""
         if self._secret < 1 and not self._secret_kept:
             raise RuntimeError(f"{self._program.name} reveals who takes part: its release must be a `noised_update`")
 
@@ -222,7 +222,7 @@ class BatchRound:
         return torch.stack(values, dim=1)[:, of_lane[self._lanes.distinct]]
 
     def noisy_length_shares(self) -> torch.Tensor:
-        """The shares of the rows in each bin of lengths, (clients, distinct noises, bins). Noise is added as
+        """The share of the rows in each length bin, (clients, distinct noises, bins). Noise is added as
         in `noisy_feature_mean`."""
         total = self.for_distinct_noises(lambda rows: rows.length_counts())
         noise = self.distinct_noise(LENGTHS, total.shape[2])

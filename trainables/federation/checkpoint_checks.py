@@ -42,7 +42,7 @@ def check_weights(saved: dict[str, Any], work: ClientWork, weights: torch.Tensor
 def _check(
     saved: dict[str, Any], name: str, shape: tuple[int | None, ...] | None, dtype: torch.dtype = torch.float32
 ) -> None:
-    """`shape`: with None for any size; None if there must be no tensor."""
+    """`shape`: the expected shape, with None for a dimension of any size; None if there must be no tensor."""
     value = saved[name]
     if shape is None:
         if value is not None:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 
 from trainables.federation.checkpoints import ENDING, PAUSED, PackStorage, checkpoint_name
 
-EVERY_S = 5.0  # less than a new federation takes to start, which a failed pack costs anyway
-SHARE = 0.02  # of the time, at most, goes into making checkpoints
-RETRY_AT_MOST_S = 300.0  # between two attempts while the storage fails
+EVERY_S = 5.0  # a failed pack loses about this much, less than its new federation takes to start
+SHARE = 0.02  # largest fraction of the time that is spent on creating checkpoints
+RETRY_AT_MOST_S = 300.0  # longest delay between two attempts while the storage fails
 
 
 class _Write(threading.Thread):
@@ -19,14 +19,15 @@ class _Write(threading.Thread):
     def __init__(
         self, storage: PackStorage, keys: Sequence[str], t: int, checkpoint: bytes, ending: str = ENDING
     ) -> None:
-        super().__init__(name="fedsweep-checkpoint", daemon=True)  # a storage that hangs must not keep the process
+        # a daemon: a storage that hangs must not keep the process alive
+        super().__init__(name="fedsweep-checkpoint", daemon=True)
         self.name_of_checkpoint, self.round = checkpoint_name(keys), t
         self._storage, self._keys, self._checkpoint, self.ending = storage, keys, checkpoint, ending
         self._lock, self._unwanted, self.ended = threading.Lock(), False, False
         self.error: Exception | None = None
         self.seconds = 0.0
         self.is_overdue = False
-        """A deadline has passed before it ended: later deadlines do not wait for it again."""
+        """Whether a deadline passed before the write ended. Later calls do not wait for this write again."""
 
     def run(self) -> None:
         began = time.monotonic()
@@ -41,7 +42,7 @@ class _Write(threading.Thread):
                 self._storage.remove(self.name_of_checkpoint)
 
     def discard(self) -> None:
-        """Its trials have ended: remove the checkpoint, now or when it is written."""
+        """Remove the checkpoint, now or once it is written, because its trials have ended."""
         with self._lock:
             self._unwanted = True
             if self.ended:
@@ -49,7 +50,7 @@ class _Write(threading.Thread):
 
 
 class CheckpointWriter:
-    """The checkpoints of one pack after the other, with at most one write at a time."""
+    """Writes the checkpoints of one pack after another, with at most one write at a time."""
 
     def __init__(self, storage: PackStorage) -> None:
         self._storage = storage
@@ -65,7 +66,7 @@ class CheckpointWriter:
         self.poll()
         self._keys = list(keys)
         self.saved, self.saved_round = "", 0
-        """Name and round of the pack's latest checkpoint that is written."""
+        """Name and round of the pack's latest checkpoint that has been written."""
         self._next = max(time.monotonic() + EVERY_S, self._next if self._failures else 0.0)
 
     def save_if_due(self, t: int, checkpoint: Callable[[], bytes]) -> None:
@@ -97,7 +98,7 @@ class CheckpointWriter:
         return write.ended and write.error is None
 
     def end_pack(self) -> None:
-        """All its trials have ended: nothing needs its checkpoint."""
+        """Discard a checkpoint that is still being written, because all trials of the pack have ended."""
         self.poll()
         if self._write is not None:
             self._write.discard()
@@ -115,7 +116,7 @@ class CheckpointWriter:
         self.poll()
 
     def poll(self) -> None:
-        """Take note of a write that has ended."""
+        """Process the outcome of a write, if it has ended."""
         write = self._write
         if write is None or not write.ended:
             return

@@ -26,7 +26,7 @@ LONGEST_HEADER = 1 << 26  # bytes; a key takes about 30
 
 
 class CorruptCheckpointError(Exception):
-    """It is damaged, not the user's own, or other code has written it."""
+    """The checkpoint is damaged, belongs to another user, or was written by other code."""
 
 
 class UnusableCheckpointError(ValueError):
@@ -45,7 +45,7 @@ class PackStorage:
     key: bytes = field(default_factory=user_key, repr=False)
     """Authenticates checkpoints. It is the driver's, and travels to the nodes with this object."""
     code: str = field(default_factory=lambda: digest(package_identity()))
-    """The digest of the driver's code: half of a trial must not be computed by other code."""
+    """The digest of the driver's code: a trial must not continue with other code than it started with."""
 
     def create(self) -> None:
         if self.filesystem is None:
@@ -54,7 +54,7 @@ class PackStorage:
             self.filesystem.makedirs(self.path, exist_ok=True)
             self.filesystem.pipe_file(f"{self.path}/here", b"")  # object storage has no folders
 
-    # ---- a file: a keyed digest, a line of JSON with the round and the trials, the checkpoint
+    # ---- file format: an HMAC, a line of JSON with the round and the trials' keys, the checkpoint
 
     def save(self, keys: Sequence[str], t: int, checkpoint: bytes, ending: str = ENDING) -> None:
         header = json.dumps({"t": t, "keys": list(keys)}).encode() + b"\n"
@@ -67,7 +67,7 @@ class PackStorage:
             out.writelines(parts)
 
     def load(self, name: str, ending: str = ENDING) -> tuple[int, bytes]:
-        """Its round, and the checkpoint."""
+        """The round of the checkpoint, and its content."""
         if self.filesystem is None:
             content = files.read_plain(Path(self.path) / (name + ending), machine_bytes() // 4)
         else:
@@ -90,7 +90,7 @@ class PackStorage:
         return {name: keys for name, (_, keys) in self._headers(ENDING).items()}
 
     def paused_lanes(self) -> dict[str, tuple[str, int]]:
-        """File and round of every lane that may continue, by the full key of its trial. The latest round counts."""
+        """File and round of every lane that may continue, by the full key of its trial; of several, the latest."""
         found = [(t, key, name) for name, (t, keys) in self._headers(PAUSED).items() for key in keys]
         return {key: (name, t) for t, key, name in sorted(found)}
 

@@ -87,7 +87,8 @@ class ClientHost:
         self._lane_vectors: tuple[ClientWork, LaneVectors] | None = None
         self._staging: Staging | None = None
         if device == "cpu":
-            torch.set_num_threads(1)  # cores are used by more hosts, which never wait for one another within a round
+            # other hosts use the other cores; within a round, hosts do not wait for one another
+            torch.set_num_threads(1)
 
     def prepare(self, work: ClientWork) -> torch.Tensor:
         """The sum, on the exact grid, of what the clients release before the first round. The server calls this up to
@@ -184,9 +185,9 @@ class ClientHost:
     def _load(self, work: ClientWork) -> None:
         """Load the clients' rows and centre them, unless this is done already."""
         clients, sizes = work.assignment[self.index], work.data.sizes
-        # one by one: sampled batches vary in size, and clients that do not take part must not be computed
+        # on a CPU one client per batch: samples vary in size, and clients that do not take part must not be computed
         apart = work.program.samples or work.program.participation < 1
-        # rows that will be centred are rounded afterwards; those of a network are never centred themselves
+        # rows are rounded to `precision` after centring; a network centres the inputs of its head, not its rows
         model = work.data.model
         centred = work.preprocesses and not isinstance(model, NetworkModel)
         precision = "float32" if centred else work.precision
@@ -224,13 +225,13 @@ def _errors_of_program() -> contextlib.AbstractContextManager[None]:
 
 
 def _reader(x: NDArray[np.float32] | StoredRows, rows: Mapping[int, NDArray[np.int64]]) -> Callable[[int], Any]:
-    """Gives the features of every client, once. A file is read in one pass for all clients."""
+    """A function that returns the features of a client. Call it once per client: a file is read in one pass for all."""
     if isinstance(x, StoredRows):
         return dict(zip(rows, x.parts(list(rows.values())), strict=True)).pop
     return lambda client: x[rows[client]]
 
 
 def _weights(batch: Batch, work: ClientWork, aggregate: Aggregate) -> torch.Tensor:
-    """Weights of clients where all take part; their mean over all clients is 1."""
+    """Weights of the batch's clients if all clients take part; the mean over all clients is 1."""
     size, sizes = batch.shard.size, work.data.sizes
     return size * (len(sizes) / sum(sizes)) if aggregate == "size" else torch.ones_like(size)

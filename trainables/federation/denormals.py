@@ -14,6 +14,8 @@ import torch
 
 
 class _Depth(threading.local):
+    """The number of `flush_denormals` blocks that a thread is in."""
+
     now = 0
 
 

@@ -23,7 +23,7 @@ class FederationSize:
 
     @property
     def one_process(self) -> bool:
-        """A GPU's only host shares the server's process: weights and releases never leave the device."""
+        """Whether server and host share a process: with one host on a GPU, so that all tensors stay on the device."""
         return self.gpus_per_host > 0 and self.hosts == 1
 
     @property

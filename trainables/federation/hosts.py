@@ -11,7 +11,7 @@ from trainables.federation.pack import ClientWork
 
 
 class Hosts:
-    """Calls client hosts one after the other. A pack with few clients does not use all of them."""
+    """Calls client hosts one after the other. A pack with few clients does not use all hosts."""
 
     def __init__(self, count: int, device: str = "cpu") -> None:
         self.count = count

@@ -14,7 +14,7 @@ from trainables.federation.lane_result import LaneResult
 
 
 class MetricsBuffer:
-    """For a fixed set of lanes: flush before the set changes."""
+    """Holds the metrics of a fixed set of lanes: call `flush` before the set changes."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

@@ -1,4 +1,4 @@
-"""Results of the trials of a pack, one per lane. Imports no torch: the driver does not load it."""
+"""Results of the trials of a pack, one per lane. Imports no torch, because the driver does not load torch."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class LaneVectors:
         by_seed = torch.from_numpy(np.argsort(self._seed_index, kind="stable")).to(device)
         self.lanes_of_seed = by_seed.split(count.tolist())
         self.distinct = torch.from_numpy(work.distinct_noises()[0]).to(device)
-        """One lane for every distinct noise."""
+        """One lane for every distinct noise (`ClientWork.distinct_noises`)."""
         self._noise_addresses: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = {}
         """Clients and seeds on the device, for noise that is generated there."""
         self._ones: dict[int, torch.Tensor] = {}

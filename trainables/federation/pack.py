@@ -27,7 +27,7 @@ from trainables.privacy.plan import Clipping, Event, Level, PrivacyPlan
 
 CENTRE = "centre"  # purpose of the noise in the private mean of the features
 LENGTHS = "lengths"  # purpose of the noise in the histogram of the rows' lengths
-MOST_PLANS = 20_000  # kept: a study of a million trials has about ten thousand
+MOST_PLANS = 20_000  # plans in the cache; a study of a million trials has about ten thousand
 
 PackGroup = tuple[str, str, int, int, int, str]
 _plan = lru_cache(maxsize=MOST_PLANS)(PrivacyPlan.calibrate)
@@ -215,7 +215,7 @@ class LaneGroup:
 
 @dataclass(frozen=True)
 class ClientWork:
-    """Everything a client host needs for any round of a pack. Every call refers to it, so that a restarted host can
+    """Everything a client host needs for any round of a pack. Every call includes it, so that a restarted host can
     continue."""
 
     data: ProblemData
@@ -283,12 +283,13 @@ class ClientWork:
 
 
 def group_key(trial: TrialSpec) -> tuple[str, ...]:
+    """Trials of a pack with the same key form a `LaneGroup`."""
     method = methods.get(trial.method)
     return (trial.method, trial.privacy.level, *(str(trial.hyperparameters[name]) for name in method.static_names))
 
 
 def order_lanes(trials: Sequence[TrialSpec]) -> list[TrialSpec]:
-    """Trials of a group next to each other, otherwise in the given order."""
+    """Sort trials so that those of a group are next to each other; otherwise keep the given order."""
     first_seen: dict[tuple[str, ...], int] = {}
     for trial in trials:
         first_seen.setdefault(group_key(trial), len(first_seen))

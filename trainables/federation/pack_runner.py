@@ -19,9 +19,9 @@ from trainables.federation.checkpoints import (
 from trainables.federation.messages import Order, Report
 
 CHUNK_S = 0.5  # target duration of the rounds between two reports
-LOAD_S = 60.0  # for the checkpoint that a pack resumes from
-SAVE_S = 10.0  # for the lanes of trials that stopped early
-HAND_BACK_S = 8.0  # for the checkpoint of a pack whose node is about to leave; clouds give notice of 15 s and more
+LOAD_S = 60.0  # time limit for loading the checkpoint that a pack resumes from
+SAVE_S = 10.0  # time limit for saving the lanes of trials that stopped early
+HAND_BACK_S = 8.0  # time limit for the checkpoint when the node is about to leave; clouds give 15 s or more of notice
 
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class PackRunner:
         self._writer.start_pack([trial.key for trial in self.trials])
 
     def advance(self) -> Report | None:
-        """Run to the next evaluation or for about half a second; a report, if one is due."""
+        """Run to the next evaluation or for about half a second. Returns a report if one is due."""
         assert self.order is not None
         if not self._opened:
             fits = self.federation.lanes_that_fit(self.trials, self.order.data)
@@ -89,19 +89,19 @@ class PackRunner:
         return self._report("too large", fits=fits)
 
     def hand_back(self) -> Report | None:
-        """Give the pack back with a checkpoint of its last round; None if that cannot be written in time."""
+        """Give the pack back with a checkpoint of its last round; None if it cannot be written in time."""
         assert self.order is not None
         if self._opened and not self._writer.save_within(HAND_BACK_S, self.t, self.federation.checkpoint):
             return None
         return self._report("handed back", round=self.t)
 
     def drop(self) -> Report:
-        """Another slot has ended these trials."""
+        """Stop this attempt, because it is no longer needed."""
         self._writer.end_pack()
         return self._report("dropped")
 
     def _open(self, order: Order) -> None:
-        """A checkpoint that cannot be used costs time, but is no reason to fail."""
+        """Open the pack on the federation. If its checkpoint cannot be used, the pack starts from round 0."""
         checkpoint = self._load(order.resume_from) if order.resume_from else None
         paused = self._load_paused(order.continue_from) if checkpoint is None else []
         try:
@@ -156,7 +156,7 @@ class PackRunner:
         self._notes.append(f"pack of {len(self.trials)} trials restarts from round 0: {reason}")
 
     def _report(self, kind: Any, **fields: Any) -> Report:
-        """All reports but those of progress end the pack here."""
+        """Every report except `progress` ends the pack on this slot."""
         assert self.order is not None
         number, notes = self.order.number, (*self._notes, *self._writer.notes)
         self._notes, self._writer.notes = [], []

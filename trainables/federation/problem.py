@@ -1,4 +1,4 @@
-"""A problem made ready: the rows every client trains on and the rows that evaluate the model."""
+"""A prepared problem: the rows every client trains on and the rows that evaluate the model."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Problem:
 
     @property
     def truth(self) -> NDArray[np.float64] | None:
-        """The weights that the labels were drawn from, where they were drawn from this very model."""
+        """The weights that the labels were drawn from, if they were drawn from this model; else None."""
         return self.data.truth if self.spec.model == self.data.task else None
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trainables.federation.torch_model import TorchModel
 
 FORMAT = 1
-LARGEST = 10**9  # features or classes
+LARGEST = 10**9  # largest number of features or classes
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def _plugin_of(model: str) -> str:
 
 
 def _check_plugin(path: Path, model: str, plugin: str) -> None:
-    """The plug-in of a model must be loaded before the model is."""
+    """Load the plug-ins if fedsweep itself does not define the model. Raise if they do not define it either."""
     kind = model.partition(":")[0]
     known = {form.partition(":")[0] for form in models.FORMS}
     if kind not in known:

@@ -159,7 +159,7 @@ class Server:
                 self._retire(last)
 
     def _rewind(self) -> None:
-        """To the last checkpoint; the rounds since then are repeated."""
+        """Return to the last checkpoint; the rounds since then are repeated."""
         self.open(*self._opened, self._last_checkpoint)
 
     def final_weights(self) -> np.ndarray | None:
@@ -167,8 +167,8 @@ class Server:
         return None if self._final is None else self._final[0]
 
     def lanes_that_fit(self, trials: Sequence[TrialSpec], data: ProblemData, share: float = 1.0) -> int | None:
-        """How many trials like these fit into the GPU's free memory, of which a host may use a share. None, which
-        means no limit, on the CPU and for a single trial."""
+        """How many trials like these fit into the GPU's free memory. A host may use the fraction `share` of the GPU.
+        None, which means no limit, on the CPU and for a single trial."""
         if self.device != "cuda" or len(trials) == 1:
             return None
         hosts = assign(data.sizes, self.hosts.count)
@@ -267,7 +267,7 @@ class Server:
     # ---- evaluation
 
     def _record_metrics(self) -> None:
-        """All metrics of a round at once: the only time that a round waits for the device."""
+        """Copy all metrics of the round from the device at once, so that the round waits for the device only once."""
         finite = torch.isfinite(self.theta).all(dim=1)
         alive, *table = torch.stack([each.double() for each in (finite, *self._measured.values())]).cpu().numpy()
         names = list(self._measured)
@@ -377,6 +377,7 @@ class Server:
     # ---- lanes that end
 
     def _retire(self, last: bool) -> None:
+        """Drop the lanes that have ended. After the last round, all lanes have."""
         if last and self.trials and self.trials[0].stop_after is not None:
             self._pause()
         for trial in self.trials if last else ():
@@ -436,7 +437,7 @@ class Server:
         return self._last_checkpoint
 
     def _serialized(self, clients: ClientStates | None, keys: Mapping[str, str]) -> bytes:
-        """`keys`: for each result to include, its trial key and the key to write instead."""
+        """`keys`: maps the trial key of every result to include to the key that is written instead."""
         buffer = io.BytesIO()
         torch.save(
             {

@@ -22,7 +22,7 @@ class Staging:
         self._buffers = itertools.cycle([_Buffer() for _ in range(DEPTH)])
 
     def copy(self, shape: tuple[int, ...], fill: Callable[[NDArray[np.float32]], None]) -> torch.Tensor:
-        """What `fill` writes into an array of this shape, on the device."""
+        """A tensor of this shape on the device, with the values that `fill` writes into an array."""
         if math.prod(shape) > LARGEST:
             values = np.empty(shape, dtype=np.float32)
             fill(values)

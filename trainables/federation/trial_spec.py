@@ -112,7 +112,7 @@ class TrialSpec(Spec):
 
     @cached_property
     def key(self) -> str:
-        """The hash of the specification, in which the problem's key stands for the problem: many trials share one."""
+        """The hash of the specification, with the problem's key in place of the problem, which many trials share."""
         return content_key(_as_json(self._hashed()))
 
     def _hashed(self) -> dict[str, Any]:
@@ -144,5 +144,6 @@ class TrialSpec(Spec):
 
 PROBLEM, SEED = "\0problem", "\0seed"
 """Placeholders, which no other text in a specification contains."""
-ALL_FIELDS = set(TrialSpec.model_fields)  # shared by all trials: one set per trial is a quarter of its memory
-_as_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode  # `json.dumps` would build one for every key
+ALL_FIELDS = set(TrialSpec.model_fields)  # shared: one set per trial would be a quarter of a trial's memory
+# `json.dumps` would create an encoder for every call
+_as_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode

@@ -68,7 +68,7 @@ class BandedGradient(ClientProgram):
         return f"gradient every {self.every} rounds, noise in {self.bands} bands"
 
     def round(self, client: ClientRound, theta: torch.Tensor) -> torch.Tensor:
-        # the factor `every` makes the mean over all clients that of the clients whose turn it is
+        # the factor `every` turns the mean over all clients into a mean over the clients whose turn it is
         total = client.clipped_gradient_sum(theta) * client.turn_mask(self.every) * self.every
         for back, factor in enumerate(band(self.bands)[: client.t]):
             total = total + client.noise("banded", t=client.t - back, factor=factor * self.every)

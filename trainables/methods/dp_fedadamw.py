@@ -9,7 +9,8 @@
     server: theta <- theta + mean update; it broadcasts the mean second moments and the global direction
 
 Everything is computed from noisy gradients, so 1 to 5 cost no further privacy. The paper subtracts s^2 after averaging
-over clients; subtracting s_i^2 before is the same if all clients have the same size, and right if they do not.
+over clients. Subtracting s_i^2 before averaging gives the same if all clients have the same size, and is also right if
+they do not.
 
 `as_released`: the authors' program, as far as it is known. It clips the mean gradient of a sample, layer by layer, not
 every record's gradient, and its noise assumes that a record changes that mean by clip / (expected rows). In fact a

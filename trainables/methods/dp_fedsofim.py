@@ -82,7 +82,7 @@ class DPFedSOFIM(Method):
     def preconditioned(self, t: int, M: torch.Tensor, G: torch.Tensor, hypers: Hypers) -> torch.Tensor:
         """F^-1 M or F^-1 G, with warm-up and blending."""
         rho, squared = hypers["rho"], (M * M).sum(1, keepdim=True)
-        if hypers["direction"] == "momentum":  # the general form below would cancel
+        if hypers["direction"] == "momentum":  # for M, the general form below would lose digits by cancellation
             isotropic, preconditioned = M / rho, M / (rho + squared)
         else:
             isotropic = G / rho

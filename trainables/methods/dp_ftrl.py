@@ -7,7 +7,8 @@ uses. With full participation a record is in every round, so it changes the sum 
 sensitivity s of one gradient. All used nodes are one release of sensitivity s sqrt(sum of m^2).
 `noise: independent`: fresh noise every round, accounted for all T rounds. If every record is in every round no tree is
 better: the optimal factorisation of such a workload is diagonal, and for the last iterate it has equal noise in all
-rounds (docs/design-notes.md has the proof). At 70 rounds, prefix sums through the tree have 7 times its squared error.
+rounds (docs/design-notes.md has the proof). At 70 rounds, prefix sums through the tree have 7 times the
+squared error of those with independent noise.
 `as_released`: independent noise, calibrated as if only ceil(log2 T) + 1 of the T rounds were released.
 """
 

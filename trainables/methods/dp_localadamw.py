@@ -61,9 +61,11 @@ class AdamWSteps(SampledSteps):
         return gradient * gradient
 
     def root(self, client: ClientRound, v: torch.Tensor) -> torch.Tensor:
+        """The root of the second moment, to which tau is added."""
         return v.sqrt()
 
     def aligned(self, client: ClientRound, direction: torch.Tensor) -> torch.Tensor:
+        """The direction of a step, given that of AdamW."""
         return direction
 
 

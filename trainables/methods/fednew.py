@@ -86,7 +86,8 @@ class PrimalUpdate(ClientProgram):
 
 
 def scaled_sum(gradient: torch.Tensor, pull: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
-    """Lemma 4: gradient + xi pull. xi = 1 if its norm is within the bound, else xi > 0 makes the norm equal to it."""
+    """Lemma 4: gradient + xi pull. xi = 1 if the norm of the sum is then within the bound; else xi is such that the
+    norm equals the bound."""
     length = torch.linalg.vector_norm(pull, dim=-1, keepdim=True)
     direction = pull / length.clamp(min=torch.finfo(pull.dtype).tiny)
     along = (gradient * direction).sum(-1, keepdim=True)
@@ -103,9 +104,10 @@ def lemma3(gradients: float, hessian_clip: float, sum_clip: float, gamma: float,
 def stretch(clip: float, sum_clip: float, size: int) -> float:
     """Factor by which lemma 4's scaling can increase the sensitivity C1 / |D_i| of a mean gradient g.
 
-    Let p = rho y - lambda_i. Scaling keeps the component v of g orthogonal to p. Along p it is min(g_p + ||p||, f(v))
-    with f(v) = sqrt(C2^2 - ||v||^2). If C1 < C2, its Lipschitz constant is at most C2 / sqrt(C2^2 - C1^2). In any case
-    |f(v) - f(w)| <= sqrt(| ||v||^2 - ||w||^2 |). A further record can make ||g|| as large as C1 (1 + 1/|D_i|).
+    Let p = rho y - lambda_i. Scaling keeps the component v of g orthogonal to p, and changes the component g_p along p
+    to min(g_p + ||p||, f(v)) with f(v) = sqrt(C2^2 - ||v||^2). If C1 < C2, the Lipschitz constant of this map is at
+    most C2 / sqrt(C2^2 - C1^2). In any case |f(v) - f(w)| <= sqrt(| ||v||^2 - ||w||^2 |). A further record can make
+    ||g|| as large as C1 (1 + 1/|D_i|).
     """
     room = sum_clip**2 - (clip * (1 + 1 / size)) ** 2
     return min(sum_clip / math.sqrt(room) if room > 0 else math.inf, math.sqrt(2 * size + 3))

@@ -1,11 +1,12 @@
-"""Client programs that take local steps on Poisson samples of their rows; a fraction of the clients in each round.
+"""Client programs that take local steps on Poisson samples of their rows. Not all clients take part in every round.
 
     client i, K steps from y = theta:
     1. u = (sum over the sample of clipped gradients + noise) / (rate |D_i|)
     2. y <- y - eta_t d(u),  eta_t = eta (1 + cos(pi (t - 1) / rounds)) / 2
 
-The divisor is the expected number of rows, a public constant. The samples of rows are secret, and the account credits
-them. Which clients take part in a round is public and gets no credit.
+d(u) is the direction of the step, which a subclass defines. The divisor is the expected number of rows, a public
+constant. The samples of rows are secret, and the account credits them. Which clients take part in a round is public and
+gets no credit.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from trainables.lazy import special
 from trainables.privacy.roots import root as _root
 
 SMALL_MU = 1e-3
+# points in [-1, 1] and weights of three-point Gauss quadrature
 GAUSS = ((-math.sqrt(0.6), 5 / 9), (0.0, 8 / 9), (math.sqrt(0.6), 5 / 9))
 
 

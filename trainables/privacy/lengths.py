@@ -1,8 +1,9 @@
 """The typical length of a row, from a private histogram of the lengths of all rows.
 
-A bin holds the lengths from a power of two to the next. Of the two neighbouring bins with the most rows, take the
-larger one: the typical length is the mean over this bin and its two neighbours, on a logarithmic scale, weighted by
-their rows. If noise may have produced these counts, it is that of standardised features instead: sqrt(features).
+A bin holds the lengths from a power of two to the next. Find the two neighbouring bins that together hold the most
+rows, and of these the bin with more rows. The typical length is the mean over this bin and its two neighbours, on a
+logarithmic scale, weighted by their rows. If the counts of the pair may be noise alone, the typical length is
+sqrt(features) instead, the length of standardised features.
 The factor of the features is a power of two, so that scaling rounds nothing."""
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def typical(
 
 def _exponent(shares: NDArray[np.float64], pair: int) -> float:
     """The base-2 logarithm of the typical length. It is rounded so that lanes have few different lengths: clients
-    compute the mean of their rows for each."""
+    compute the mean of their rows for each length."""
     largest = pair + int(shares[pair + 1] > shares[pair])
     below, above = max(0, largest - 1), min(BINS, largest + 2)
     weights = shares[below:above].clip(min=0)

@@ -172,8 +172,8 @@ def _transition(before, word, LIMITS):
     strip, _, bits = _split(word)
     at_once = bits < tl.load(LIMITS + strip)
     start = tl.where(at_once, START, tl.where(strip == 0, TAIL + ((bits >> 8) & 1), WEDGE))
-    _, counts = _tail(before, word)
-    plus, minus = tl.where(counts, START, TAIL), tl.where(counts, START, TAIL + 1)
+    _, accepted = _tail(before, word)
+    plus, minus = tl.where(accepted, START, TAIL), tl.where(accepted, START, TAIL + 1)
     return start | START << 3 | (TAIL_THEN << 6) | ((TAIL_THEN + 1) << 9) | (plus << 12) | (minus << 15)
 
 
@@ -208,9 +208,9 @@ def _normals(OUT, SEEDS, CLIENTS, WORDS, ORDER, LIMITS, WIDTHS, HEIGHTS, t, step
         under = ((high - low) * _fraction(word) + low).to(tl.float64) < curve
         in_wedge = (now == WEDGE) & under
         # a number from the tail
-        beyond, counts = _tail(before, word)
+        beyond, accepted = _tail(before, word)
         far = tl.where((now & 1) == 1, -(EDGE_F + beyond), EDGE_F + beyond)
-        in_tail = (now >= TAIL_THEN) & counts
+        in_tail = (now >= TAIL_THEN) & accepted
         makes = (at_once | in_wedge | in_tail).to(tl.int32)
         place = made + tl.cumsum(makes, 0) - makes
         value = tl.where(in_wedge, earlier, tl.where(in_tail, far, value))
@@ -236,7 +236,7 @@ def normals(clients: torch.Tensor, seeds: torch.Tensor, t: int, step: int, purpo
 # ---- tables
 
 MASK = (1 << 64) - 1
-INITIAL = tuple(  # the fractions of the square roots of the first eight primes
+INITIAL = tuple(  # the fractional parts of the square roots of the first eight primes
     math.isqrt(prime << 128) & MASK for prime in (2, 3, 5, 7, 11, 13, 17, 19)
 )
 ORDER = (
@@ -279,9 +279,9 @@ def _strips(device: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def strips() -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]:
-    """Tables of the ziggurat (Marsaglia and Tsang 2000) per strip, the one with the tail first: the bound on the 23-bit
-    integer below which a number is under the curve, the factor that makes it a number, and the curve's height at the
-    strip's end."""
+    """Tables of the ziggurat (Marsaglia and Tsang 2000) per strip, the strip with the tail first: the bound on the
+    23-bit integer below which a number is under the curve, the factor that turns the integer into a number, and the
+    curve's height at the strip's end."""
 
     def curve(x: float) -> float:
         return math.exp(-0.5 * x * x)

@@ -20,7 +20,7 @@ def std_of_mean(std: NDArray[np.float64], sizes: Sequence[int], users: bool) -> 
 
 
 def shrunk(means: NDArray[np.float32], std: NDArray[np.float64]) -> NDArray[np.float32]:
-    """`means`: (noises, entries). `std`: (noises,), of the noise in every entry."""
+    """The James-Stein estimates. `means`: (noises, entries). `std`: (noises,), of the noise in every entry."""
     kept = np.empty_like(means)
     for mean, noise, out in zip(means.astype(np.float64), std, kept, strict=True):
         squared = float((mean * mean).sum())

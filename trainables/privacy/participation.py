@@ -1,7 +1,7 @@
 """Which clients take part in a round.
 
-Public participation (`participants`): the server samples clients from the seed. A client's account counts the rounds it
-takes part in and gets no credit for sampling.
+Public participation (`participants`): the server samples clients from the seed. The account counts the rounds of the
+client that takes part most often, without credit for sampling.
 Secret participation (`takes_part`): every client draws its own secret coin. The account credits it if only the sum is
 visible, because the client's noise is in the sum either way.
 """

@@ -133,9 +133,9 @@ class PrivacyPlan:
 
     A client releases (sum + noise) / |D_i| at record level, update + noise at user level. Under `local` the adversary
     sees every release; under `secure-aggregation` only their sum, with equal weights or weighted by |D_i|. The account
-    holds for the client with the largest w_i, whose release is hidden least. At record level, that is the smallest
-    client with equal weights; weighted by size, all w_i are equal. At user level, all w_i are equal with equal weights;
-    weighted by size, it is the largest client.
+    holds for the client with the largest w_i, whose release is hidden least. At record level, this is the smallest
+    client if clients have equal weights; if they are weighted by |D_i|, all w_i are equal. At user level, all w_i are
+    equal if clients have equal weights; if they are weighted by |D_i|, it is the largest client.
     """
 
     settings: PrivacySettings

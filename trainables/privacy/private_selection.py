@@ -69,7 +69,7 @@ def _by_renyi(searches: Sequence[tuple[float, float, float]], delta: float, besi
 
 
 def base_for(epsilon: float, mean: float, delta: float) -> float:
-    """The eps of each run for which the best of them is (`epsilon`, `delta`)-DP; rounded down."""
+    """The eps of each run for which the best of a geometric number of runs is (`epsilon`, `delta`)-DP; rounded down."""
     low, high = 0.0, mu_of(epsilon, delta)
     for _ in range(60):
         middle = (low + high) / 2
@@ -90,6 +90,7 @@ class Runs:
     shape: float
     """Shape of the truncated negative binomial distribution, as in dp-accounting and Papernot and Steinke."""
     sample: Callable[[np.random.Generator, float], Any]
+    """Draws K, given a generator and the mean of K."""
 
     def draw(self, mean: float, seed: int) -> int:
         return int(self.sample(np.random.Generator(np.random.Philox(seed)), mean))
@@ -151,12 +152,13 @@ def private_searches(searches: Sequence[Search], delta: float, beside: float = 0
 
 def score_std(epsilon: float, delta: float, rows: int, part: float) -> float:
     """Standard deviation of the noise on the fraction of correct rows, whose sensitivity is 1 / rows, such that the
-    score is (part mu)-GDP, with mu the one claimed for the run."""
+    score is (part mu)-GDP, with mu that of the run's claimed eps."""
     return 0.0 if math.isinf(epsilon) else 1 / (rows * part * mu_of(epsilon, delta))
 
 
 def with_score(actual: float, claimed: float, delta: float, part: float) -> float:
-    """mu of a run of eps `actual` with a score calibrated for `claimed`: every record affects only one of them."""
+    """mu of a run of eps `actual` with a score calibrated for `claimed`: the larger of the two mu, because no record is
+    both a train row and a validation row."""
     if math.isinf(actual) or math.isinf(claimed):
         return math.inf
     return max(mu_of(actual, delta) if actual > 0 else 0.0, part * mu_of(claimed, delta))

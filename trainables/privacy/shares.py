@@ -1,4 +1,4 @@
-"""How much of the budget preprocessing gets if a study leaves it open: a rule of public numbers alone.
+"""The shares of the budget that preprocessing gets if the study does not set them, from public numbers alone.
 
 The more rows, the smaller the share that suffices:
 
