@@ -35,13 +35,15 @@ class CellSearch:
         secret: bytes = b"",
         noise: Callable[[int], float] | None = None,
     ) -> None:
-        """`outcomes`: of all trials of the sweep; grows while it runs. `noise`: see `SearchTask.noise`; None if nothing
-        will be proposed from results."""
+        """`outcomes`: of all trials of the sweep; grows while the sweep runs. `secret`: of a private search. `noise`:
+        see `SearchTask.noise`; None if the strategy will not be asked for proposals."""
         self.cell, self.variant = cell, variant
         task = cell.study.search_task(cell.method, cell.epsilon, variant, validation_rows, secret)
         self.task = replace(task, noise_by_rounds=noise)
         self.configurations: dict[str, Configuration] = {}
+        """The configuration of every candidate, by the key of its first trial."""
         self.trial_seeds: dict[str, int] = {}
+        """The seed of every trial by its key, if the strategy is private or chooses seeds."""
         self.history = History(
             self.task,
             variant.seeds,
@@ -56,6 +58,7 @@ class CellSearch:
         self.together: list[CellSearch] = [self]
         """The searches that propose at the same time: one, or those of all budgets of a method and setting."""
         self.search_over = False
+        """Whether the strategy has no further stage; contest and confirm may follow."""
         self._repeats = 0
         """Proposals in a row without a new configuration."""
 
@@ -76,7 +79,7 @@ class CellSearch:
     def open(self, stage: str, trials: Sequence[TrialSpec]) -> None:
         """Open a stage with these trials, or add them to a stage that is open."""
         opened, seeds = self.stages.setdefault(stage, []), self.seed_count(stage)
-        firsts = trials[-len(opened) % seeds :: seeds]
+        firsts = trials[-len(opened) % seeds :: seeds]  # the first trial of every new candidate
         for trial in firsts:
             clip, rounds = trial.privacy.clip, trial.rounds
             configuration = self.cell.space.configuration(trial.hyperparameters, clip=clip, rounds=rounds)
@@ -111,7 +114,7 @@ class CellSearch:
         return "confirm", self.trials("confirm", [configuration])
 
     def finalists(self) -> list[Configuration]:
-        """The configurations that meet in the contest."""
+        """The configurations that enter the contest."""
         guests = [c for other in self.neighbours for c in best_configurations(other.variant, other.history, 1)]
         return finalists(self.variant, self.history, self.cell.study.search.finalists, guests)
 
@@ -150,7 +153,7 @@ class CellSearch:
     def trials(
         self, stage: str, configurations: Sequence[Configuration], seeds: Sequence[int] | None = None
     ) -> list[TrialSpec]:
-        """Every configuration with every seed of the stage (or with `seeds`), by configuration, then by seed."""
+        """Every configuration with every seed of the stage (or of `seeds`), ordered by configuration, then by seed."""
         seeds, trials = seeds or self.variant.seeds(stage), []
         for configuration in configurations:
             rounds = int(configuration.get("rounds", self.variant.planned_rounds(stage, self.task.rounds)))
@@ -166,7 +169,7 @@ class CellSearch:
         return self.variant.last_round(stage, self.variant.planned_rounds(stage, self.task.rounds))
 
     def trials_to_come(self) -> dict[str, int]:
-        """Trials that later stages will add, by stage."""
+        """Expected number of trials that later stages will add, by stage."""
         if "confirm" in self.stages:
             return {}
         opened = {stage: len(keys) for stage, keys in self.stages.items()}

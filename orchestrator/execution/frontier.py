@@ -1,4 +1,4 @@
-"""What `fedsweep frontier` computes: predictions of a results folder, and runs that check them."""
+"""What `fedsweep frontier` computes: predictions from the results of a folder, and training runs that check them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trainables.federation.problem import ProblemData
 from trainables.federation.server import run_pack
 
 FIRST_SEED = 2_000_000
-"""No study is expected to use seeds from here on."""
+"""First seed of the runs that check predictions. No study is expected to use seeds this large."""
 
 
 class Confirmed(NamedTuple):

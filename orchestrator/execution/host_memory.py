@@ -14,16 +14,16 @@ LANES_SHARE = 0.5  # of a node's memory; data and processes need the rest
 
 
 def lanes_bytes(capacity: Capacity, dimension: int) -> int:
-    """The memory of all lanes of all federations."""
+    """The memory of all lanes of all federations. `dimension`: the number of weights of the model."""
     return capacity.federations * capacity.size.hosts * capacity.lanes_per_pack * dimension * LANE_BYTES
 
 
 def within_memory(
     capacity: Capacity, settings: ResourceSettings, dimension: int, nodes: Sequence[dict[str, float]] = ()
 ) -> Capacity:
-    """The capacity, with fewer lanes per pack if those of a large model would not fit into memory. Unchanged if the
-    study sets their number, and on GPUs, which check their own memory. `nodes`: the resources of a
-    cluster's nodes; default: this machine."""
+    """The capacity, with fewer lanes per pack if the lanes of a large model would not fit into memory. Unchanged if the
+    study sets `lanes_per_pack`, and on GPUs, where federations check the memory themselves. `dimension`: the number of
+    weights of the model. `nodes`: the resources of a cluster's nodes; default: this machine."""
     if settings.lanes_per_pack != "auto" or capacity.size.device != "cpu":
         return capacity
     least = min((node["memory"] for node in nodes if node.get("memory")), default=machine_bytes())

@@ -1,5 +1,5 @@
-"""How fast a core of this machine multiplies matrices: measured once and kept in the cache, because torch takes seconds
-to import."""
+"""How fast a core of this machine multiplies matrices. Measured once and stored in the cache folder, because torch
+takes seconds to import."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def gemm_rate() -> float:
 
 
 def _measured() -> float:
-    """Measured for a tenth of a second of CPU time."""
+    """Measure the rate, for a tenth of a second of CPU time."""
     x, w = torch.rand(1024, 65), torch.rand(65, 160)
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -1,6 +1,6 @@
 """Merges results folders: parts of a study that were run separately, for example on several clusters.
 
-A ledger row is a pure function of its key, so it does not matter which part computed it.
+A trial's result is a pure function of its key, so it does not matter which part computed it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ PAGE_CACHE_MB = 300  # keys arrive in random order: the indexes of a million tri
 
 
 def merge(parts: Sequence[Path | str], results: Path | str) -> list[str]:
-    """Copy all rows of the parts into `results`, which keeps its own, and write its tables. Returns their paths or
-    URLs."""
+    """Add the rows of all parts to the results folder `results`, and write its tables. Returns the paths or URLs of the
+    tables."""
     location = results_location(results)
     with location.open_for_writing(), Ledger.write(location.folder, page_cache_mb=PAGE_CACHE_MB) as ledger:
         with ledger.transaction():  # all parts or none

@@ -1,4 +1,5 @@
-"""Which nodes of a cluster get packs: not those that leave, run other code, or fail again and again."""
+"""Which nodes of a cluster get packs. Nodes that are about to leave, run other code, have another model of GPU or fail
+repeatedly get none."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ log = logging.getLogger("fedsweep")
 
 
 class NodeHealth:
-    """What is known about the nodes, as long as the driver runs. Nodes are identified by Ray's ids; `names` are for
-    people."""
+    """What the driver has learned about the nodes since it started. Nodes are identified by Ray's ids; `names` are for
+    messages."""
 
     def __init__(self) -> None:
         self.names: dict[str, str] = {}
@@ -29,16 +30,17 @@ class NodeHealth:
         """Nodes that get no packs while this driver runs, with the reason: they run other code, have another
         model of GPU, or start no slot."""
         self._unreliable: set[str] = set()
-        """Nodes that failed packs which succeed elsewhere; used again if no other node is left."""
+        """Nodes on which packs failed repeatedly while there were other nodes; used again if no other node is left."""
         self._blocked_once: set[str] = set()
         """Nodes that `block_once` has blocked."""
         self._failed_packs: dict[str, set[int]] = {}
         """The packs that failed on a node since the last success there."""
         self._failed_starts: dict[str, Counter[str]] = {}
-        """By node and slot, since the last slot started there."""
+        """Failed starts by node and slot, since a slot last started on the node."""
         self._accelerator = ""
         """The model of GPU that all slots of this driver use: that of the first one."""
         self._first_seen: dict[str, float] = {}
+        """When each node was first usable, on the clock of `time.monotonic`."""
         self._has_started: set[str] = set()
         """Nodes on which a slot has taken a pack."""
 
@@ -47,10 +49,12 @@ class NodeHealth:
 
     @property
     def blocked(self) -> set[str]:
+        """Nodes that are refused or unreliable."""
         return self._unreliable | self.refused.keys()
 
     @property
     def excluded(self) -> set[str]:
+        """Nodes that get no packs now: they are blocked or about to leave."""
         return self.blocked | self.leaving
 
     @property
@@ -71,7 +75,7 @@ class NodeHealth:
         return "; ".join(dict.fromkeys(self.refused[node] for node in sorted(self.usable)))
 
     def update(self, names: Mapping[str, str], usable: Iterable[str], lost: set[str], leaving: set[str]) -> None:
-        """What the cluster reports about its nodes."""
+        """Take over what the cluster reports about its nodes."""
         self.names.update(names)
         self.usable = set(usable)
         for node in self.usable:
@@ -92,7 +96,7 @@ class NodeHealth:
         self._refuse(node, f"node {self.name(node)} has other code than the driver: {differences}")
 
     def has_other_accelerator(self, node: str, accelerator: str) -> bool:
-        """Whether another model of GPU was used before; the node is then refused."""
+        """Whether the node's model of GPU differs from that of the first slot. If so, the node is refused."""
         if accelerator and not self._accelerator:
             self._accelerator = accelerator
             log.info("accelerator: %s", accelerator)
@@ -104,7 +108,7 @@ class NodeHealth:
         return True
 
     def start_failed(self, node: str, slot: str, reason: str) -> None:
-        """`node`: empty if it is not known, which counts against all nodes."""
+        """A slot did not start. `node`: empty if it is not known; the failure then counts against all nodes."""
         failed = self._failed_starts.setdefault(node, Counter())
         failed[slot] += 1
         if node and failed[slot] >= START_FAILURES:
@@ -119,6 +123,7 @@ class NodeHealth:
             log.warning("%s; the node gets no packs", reason)
 
     def pack_failed(self, node: str, pack: int, others_work: bool) -> None:
+        """`pack`: its origin. `others_work`: whether any pack has succeeded, and other nodes run packs."""
         failed = self._failed_packs.setdefault(node, set())
         failed.add(pack)
         if len(failed) >= PACK_FAILURES and others_work and node not in self.blocked:
@@ -126,7 +131,8 @@ class NodeHealth:
             log.warning("node %s has failed %d packs in a row and gets no more", self.name(node), len(failed))
 
     def block_once(self, node: str) -> bool:
-        """Block a node if there are others and this method has not blocked it before. Returns whether it did."""
+        """Block a node if there are others and this method has not blocked it before. Returns whether this call has
+        blocked it."""
         if node in self._blocked_once or not self.usable - self.excluded - {node}:
             return False
         self._blocked_once.add(node)
@@ -143,7 +149,7 @@ class NodeHealth:
         self._failed_packs.pop(node, None)
 
     def clear_unreliable(self) -> bool:
-        """Use unreliable nodes again; whether there were any."""
+        """Use unreliable nodes again. Returns whether there were any."""
         had_any = bool(self._unreliable)
         if had_any:
             log.warning("no other node is left: unreliable nodes get packs again")

@@ -12,14 +12,14 @@ from trainables.federation.trial_spec import TrialSpec
 from trainables.models import operations
 from trainables.models.lanes import SHAPES
 
-CALL_S = 1e-3  # seconds of a core per step of a batch of clients, whatever its size
-NOISE_S = 6e-6  # seconds of a core per step for the noise of a client, whatever its length
+CALL_S = 1e-3  # seconds of one core per local step and batch of clients, for a batch of any size
+NOISE_S = 6e-6  # seconds of one core per local step and client to draw noise, for any number of weights
 
 
 @dataclass(frozen=True)
 class PackCost:
     operations: float
-    """Floating-point operations on the rows of all clients, with their padding."""
+    """Floating-point operations on the rows of all clients, padding rows included."""
     overhead_s: float
     """Seconds of one core that do not depend on the number of rows."""
 

@@ -1,4 +1,4 @@
-"""Packs that wait for a slot: in which order they run, and how they are cut so that all slots end together."""
+"""Packs that wait for a slot: in which order they run, and how they are split so that all slots end together."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from trainables.federation.pack import PackGroup, pack_group
 from trainables.federation.trial_spec import TrialSpec
 from trainables.models.lanes import SHAPES
 
-NO_ROUND_YET_S = 30.0  # shortest time after which a pack without a round counts as hung: it may have to load rows
+NO_ROUND_YET_S = 30.0  # before this time, a pack that has computed no round is not hung: it may have to load rows
 RECENT_PACKS = 7  # the number of packs that the pace is measured over
 WORTH_SPLITTING_S = 1.0  # a shorter pack is not split for an idle slot
-WELL_BALANCED = 1.1  # times the shortest time in which all slots could end together
+WELL_BALANCED = 1.1  # packs are split no further if slots end within this many times the shortest possible time
 
 
 @dataclass
 class Pack:
     trials: list[TrialSpec]
     work: float
+    """Estimated cost; see `packing.work`."""
     resume_from: str = ""
     """The checkpoint to resume from."""
     continues_at: int = 0
-    """The round at which it continues the lanes of shorter trials; 0: it starts at round 0."""
+    """The round from which the pack continues shorter runs of its trials; 0 if it starts at round 0."""
     failed_on: list[str] = field(default_factory=list)
     """The node of every failed attempt."""
     origin: int = 0
@@ -39,7 +40,7 @@ class Pack:
     nodes: set[str] = field(default_factory=set)
     """All nodes of the federations that have run it, in any attempt."""
     code: str = ""
-    """Digest of the code that computes it."""
+    """Digest of the code that runs the pack."""
     lost_with_nodes: int = 0
     """Times in a row that its node died, without a newer checkpoint in between."""
 
@@ -51,7 +52,7 @@ class Pack:
     offered: float = 0.0
     """The time of its last offer."""
 
-    # while a slot runs it
+    # the last attempt, if there was one
     slot: str = ""
     node: str = ""
     began: float = 0.0
@@ -62,9 +63,11 @@ class Pack:
     reached_round: int = 0
     """The round that this attempt has reached."""
     round: int = 0
-    """The round of its last report. Unlike `reached_round`, kept by the next attempt: repeated rounds count once."""
+    """The round of its last report. Unlike `reached_round`, it is not reset when the next attempt starts."""
     running: int = 0
+    """Lanes that have not ended."""
     computing_s: float = 0.0
+    """Seconds spent in rounds, according to its last report."""
     checkpoint: str = ""
     checkpoint_round: int = 0
 
@@ -77,12 +80,12 @@ class Pack:
 
     @property
     def is_new(self) -> bool:
-        """Never started, so its trials can be packed differently."""
+        """Whether the pack has never started, so that its trials can be packed differently."""
         return not (self.origin or self.resume_from)
 
     @property
     def is_last_stage(self) -> bool:
-        """Whether no stage waits for it: results on test rows decide nothing."""
+        """Whether no stage waits for this pack: results on test rows decide nothing."""
         return self.trials[0].problem.evaluate_on == "test"
 
 
@@ -107,7 +110,7 @@ class PackQueue:
 
     @property
     def _block(self) -> int:
-        """Lanes are computed in whole blocks."""
+        """Number of lanes in a block. Lanes are computed in whole blocks."""
         return SHAPES[self.capacity.size.device].lanes
 
     def pack(self, trials: list[TrialSpec], resume_from: str = "") -> Pack:
@@ -115,10 +118,10 @@ class PackQueue:
         return Pack(trials, work(trials, rows, self.capacity.size.device), resume_from)
 
     def add(self, trials: Iterable[TrialSpec]) -> None:
-        """Packs that another stage waits for come first, so that these stages start early. The others follow. Among
-        both kinds, the longest come first, so that no slot starts a long pack when the others end. Trials are only
-        divided among slots that have no other pack to run: small packs cost more, and `balance` divides the last
-        ones."""
+        """Pack these trials and queue the packs. Packs that another stage waits for come first, so that these stages
+        start early. The others follow. Among both kinds, the longest come first, so that no slot starts a long pack
+        when the others end. Trials are only divided among slots that have no other pack to run: small packs cost more
+        per trial, and `balance` splits the last packs."""
         idle = replace(self.capacity, federations=max(1, self.capacity.federations - len(self.packs)))
         by_start: dict[int, list[TrialSpec]] = {}
         for trial in trials:
@@ -129,8 +132,8 @@ class PackQueue:
                 bisect.insort(self.packs, self.pack(members), lo=first_new, key=_order)
 
     def resize(self, federations: int) -> None:
-        """Pack trials again for another number of federations, in groups that have too few packs for all of them. In
-        larger groups the number of federations makes no difference."""
+        """Change the number of federations. Pack groups that have too few full packs for all federations are packed
+        again. In larger groups the number of federations makes no difference."""
         most = max(federations, self.capacity.federations)
         self.capacity = replace(self.capacity, federations=federations)
         groups: dict[tuple[PackGroup, int], list[Pack]] = {}
@@ -145,12 +148,12 @@ class PackQueue:
         self.add(trials)
 
     def _fills(self, group: PackGroup, packs: Sequence[Pack], federations: int) -> bool:
-        """Whether packs of full size are enough to keep this many federations busy."""
+        """Whether the trials of these packs would keep this many federations busy in packs of full size."""
         lanes = min(self.capacity.lanes_per_pack, self.memory_limits.get(group, self.capacity.lanes_per_pack))
         return sum(map(len, packs)) > lanes * (federations - 1)
 
     def measure(self, pack: Pack, seconds: float) -> None:
-        """A pack took this long."""
+        """Update the pace after a pack that took this long."""
         self._paces.append(seconds / pack.work)
         self.pace = statistics.median(self._paces)
 
@@ -169,7 +172,7 @@ class PackQueue:
     # ---- splitting
 
     def most_parts(self, pack: Pack) -> int:
-        """How many parts are worthwhile, each at least one block of lanes."""
+        """The largest number of parts that a pack is worth splitting into, each at least one block of lanes."""
         return int(max(1, min(len(pack) // self._block, self.seconds(pack) / WORTH_SPLITTING_S)))
 
     def balance(self, in_flight: Iterable[Pack], offered: Collection[Pack]) -> None:
@@ -192,10 +195,10 @@ class PackQueue:
 
     def _end(self, packs: Sequence[Pack], in_flight: Sequence[Pack], divisible: bool) -> float:
         """When the last slot ends if the longest packs start first: in seconds from now, or in units of work while the
-        pace is unknown. `divisible`: a lower bound, as if work could be divided at will."""
+        pace is unknown. `divisible`: return a lower bound, as if packs could be divided in any way."""
         pace, now = self.pace or 1.0, time.monotonic()
-        elapsed = 0.0 if self.pace is None else 1.0
-        busy = [max(0.0, pack.work * pace - elapsed * (now - pack.began)) for pack in in_flight]
+        elapsed_weight = 0.0 if self.pace is None else 1.0  # seconds cannot be subtracted from units of work
+        busy = [max(0.0, pack.work * pace - elapsed_weight * (now - pack.began)) for pack in in_flight]
         slots = sorted([*busy, *(0.0 for _ in range(self.capacity.federations - len(busy)))])
         durations = sorted((pack.work * pace for pack in packs), reverse=True)
         if divisible:
@@ -208,14 +211,15 @@ class PackQueue:
         return [pack] if parts == 1 else self._parts(pack, split(pack.trials, parts, self._block))
 
     def _parts(self, pack: Pack, trials: Iterable[list[TrialSpec]]) -> list[Pack]:
-        """Parts share the pack's checkpoint and history."""
+        """Make packs of these trials, with the checkpoint, failures, origin and nodes of the pack they come from."""
         parts = [self.pack(members, pack.resume_from) for members in trials]
         return [
             replace(part, failed_on=list(pack.failed_on), origin=pack.origin, nodes=set(pack.nodes)) for part in parts
         ]
 
     def halve(self, pack: Pack) -> None:
-        """Queue the halves of a failed pack. Earlier failures do not count for them: only one may be at fault."""
+        """Queue the halves of a failed pack. Their count of failures starts at 0, because only one half may be at
+        fault."""
         half = len(pack) // 2
         if half >= self._block:
             half = half // self._block * self._block
@@ -223,8 +227,8 @@ class PackQueue:
         self.packs[:0] = [replace(part, failed_on=[]) for part in halves]
 
     def shrink(self, pack: Pack, fits: int) -> int:
-        """Split a pack that did not fit into memory, and all waiting packs of its group that are too large. Returns the
-        new limit."""
+        """Split a pack that did not fit into memory, and all waiting packs of its group that are too large. `fits`: the
+        number of lanes that would have fit. Returns the new limit on the lanes of a pack."""
         group = pack_group(pack.trials[0])
         limit = max(1, min(fits, len(pack) - 1, self.memory_limits.get(group, fits)))
         self.memory_limits[group] = limit

@@ -1,5 +1,5 @@
-"""How trials are grouped into packs, and how many federations a cluster holds. Changes no result, unless trials run
-on another kind of device."""
+"""How trials are grouped into packs, and how many federations a cluster holds. Of these choices only the kind of device
+can change results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainables.models.lanes import SHAPES
 
 AUTO_LANES = {"cpu": 128, "cuda": 2048}
 HOSTS_PER_FEDERATION = 4  # more hosts wait longer for one another; further cores run another federation
-BUSY_ENOUGH = 0.75  # of the cores: if fewer are busy, federations get smaller
+BUSY_ENOUGH = 0.75  # share of the cores: smaller federations are chosen if larger ones would use fewer cores
 
 Node = Mapping[str, float]
 """A node's resources, by Ray's names."""
@@ -42,12 +42,12 @@ class Capacity:
         return count if self.max_federations is None else min(count, self.max_federations)
 
     def can_use(self, node: Node) -> bool:
-        """Whether the node has room for a federation, or for a host of one that is spread."""
+        """Whether the node has room for a federation, or for one host if federations are spread over nodes."""
         size = replace(self.size, hosts=1) if self.placement == "spread" else self.size
         return federations_that_fit([node], size, "pack") > 0
 
     def gpu_federations_on(self, nodes: Sequence[Node]) -> int:
-        """How many federations fit that have one host with one GPU."""
+        """How many federations of one host with one GPU fit on these nodes."""
         return federations_that_fit(nodes, replace(self.size, hosts=1, gpus_per_host=1.0), self.placement)
 
 
@@ -94,7 +94,7 @@ def _amount(name: str, amount: float) -> str:
 
 
 def smallest_federation(settings: ResourceSettings) -> FederationSize:
-    """The smallest one that the study allows."""
+    """The smallest federation that the study allows."""
     hosts = 1 if settings.hosts == "auto" else settings.hosts
     gpus = 0.0 if settings.gpus_per_host == "auto" else settings.gpus_per_host
     return FederationSize(hosts, 1.0, gpus, _memory(settings), settings.accelerator)
@@ -123,8 +123,8 @@ def _hosts_that_fit(node: Node, size: FederationSize) -> int:
 
 
 def _times(available: float, amount: float, name: str) -> int:
-    """How many times an amount is available. A part of a GPU is on one device: two GPUs hold 0.4 four times, not
-    five."""
+    """How many hosts with this amount of a resource fit. A fraction of a GPU must be on one device: on two GPUs, 0.4 of
+    a GPU fits four times, not five."""
     if name == "GPU" and amount < 1:
         return int(available + 1e-9) * int(1 / amount + 1e-9) + int(available % 1 / amount + 1e-9)
     return int(available / amount + 1e-9)
@@ -137,7 +137,7 @@ def passes(trial: TrialSpec) -> float:
 
 
 def work(pack: Sequence[TrialSpec], rows: int, device: str) -> float:
-    """Estimated cost: the number of gradients of single rows, over all lanes and rounds. Lanes are computed in whole
+    """Estimated cost: the number of per-example gradients, over all lanes and rounds. Lanes are computed in whole
     blocks."""
     block = SHAPES[device].lanes
     return math.ceil(len(pack) / block) * block * pack[0].last_round * passes(pack[0]) * rows
@@ -150,7 +150,7 @@ MemoryLimits = Mapping[PackGroup, int]
 def make_packs(
     trials: Iterable[TrialSpec], capacity: Capacity, limits: MemoryLimits = MappingProxyType({})
 ) -> list[list[TrialSpec]]:
-    """Packs of about equal size, enough to keep all federations busy."""
+    """Packs of about equal size. There are enough to keep all federations busy, unless trials are few."""
     groups: dict[PackGroup, list[TrialSpec]] = {}
     for trial in trials:
         groups.setdefault(pack_group(trial), []).append(trial)
@@ -169,7 +169,7 @@ def make_packs(
 
 
 def split(pack: list[TrialSpec], parts: int, block: int) -> list[list[TrialSpec]]:
-    """At most this many parts. All but the last have whole blocks of lanes."""
+    """Split a pack into at most this many parts. All but the last consist of whole blocks of lanes."""
     return _chunks(pack, math.ceil(math.ceil(len(pack) / parts) / block) * block)
 
 

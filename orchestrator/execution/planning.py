@@ -20,11 +20,11 @@ from trainables.federation.machine_memory import machine_bytes
 from trainables.federation.trial_spec import TrialSpec
 from trainables.models import kernels
 
-# share of a core's rate for matrix products that trial-rounds reach (measured by fedsweep bench)
+# speed of trial-rounds, as a share of a core's speed for matrix products (measured by fedsweep bench)
 GEMM_SHARE = {"compiled": 0.6, "torch": 0.4}
 GPU_RATE = 8.7e12  # operations per second of trial-rounds on one H200 with 2,048 lanes (docs/scaling.md)
 START_S = 12  # to start Ray and the federations
-MAX_PLACEHOLDERS = 100  # distinct configurations that stand in for those of a stage that are not known yet
+MAX_PLACEHOLDERS = 100  # distinct configurations that stand in for the unknown configurations of a later stage
 PROCESS_BYTES = 350 << 20  # a Python process that has imported torch
 
 
@@ -189,12 +189,12 @@ def _stage_trials(search: CellSearch, stage: str) -> list[TrialSpec]:
 
 
 def contention(load: float, processes: int, cores: int) -> float:
-    """How much longer our processes take because they share the cores with the processes of other programs."""
+    """The factor by which our processes take longer because they share the cores with other programs."""
     return max(1.0, (load + processes) / cores)
 
 
 def _memory(prepared: PreparedStudy, capacity: Capacity) -> int:
-    """Memory of all processes: features in the driver, the object store and the hosts; the lanes' weights."""
+    """Memory of all processes, with the features in the driver, the object store and the hosts, and with all lanes."""
     feature_bytes = {
         p.data.fingerprint: (0 if isinstance(p.data.x_train, StoredRows) else p.data.x_train.nbytes)
         + p.data.x_test.nbytes

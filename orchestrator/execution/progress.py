@@ -35,10 +35,11 @@ class StageCount:
 @dataclass(frozen=True)
 class SweepProgress:
     trials_done: int
-    """A trial that several cells, variants or stages share counts once."""
+    """Trials that have ended. A trial that several cells, variants or stages share counts once."""
     trials_total: int
     """Including stages that have not started, as far as their size is known."""
     rounds_left: int
+    """Trial-rounds of the trials that have not ended."""
 
     @classmethod
     def of(cls, sweep: Sweep) -> SweepProgress:
@@ -53,7 +54,8 @@ class SweepProgress:
 
 
 def stage_count(search: CellSearch, stage: str, sweep: Sweep) -> StageCount:
-    """Uses counts that the sweep maintains, because views are updated often and a sweep may have very many trials."""
+    """How many trials of a stage have ended. Uses counts that the sweep maintains, because views are updated often and
+    a sweep may have very many trials."""
     opened = len(search.stages.get(stage, []))
     last = next(reversed(search.stages), None)
     return StageCount(opened - (sweep.left(search) if stage == last else 0), opened)
@@ -61,13 +63,15 @@ def stage_count(search: CellSearch, stage: str, sweep: Sweep) -> StageCount:
 
 class View:
     """The base class prints only messages. It measures the rate over the last minute; the measurement starts with the
-    first result, so the rate excludes start-up."""
+    first report of progress, so the rate excludes start-up."""
 
     def __init__(self) -> None:
         self._recent: deque[tuple[float, int]] = deque()
         """(time, trial-rounds computed until then), oldest first."""
         self._shown = self._cost_s = 0.0
+        """When `show` was last called, and how long that call took."""
         self.every = 0.5
+        """Shortest time between two calls of `show`, in seconds."""
 
     def starting(self, sweep: Sweep) -> None:
         progress = SweepProgress.of(sweep)
@@ -118,6 +122,7 @@ class View:
         return (scheduler.lane_rounds - rounds) / max(1e-9, time.monotonic() - began)
 
     def left(self, progress: SweepProgress, scheduler: Scheduler) -> str:
+        """Estimated time until the sweep ends, as text."""
         rate = self.rate(scheduler)
         if rate == 0:
             return "?"

@@ -27,11 +27,11 @@ from trainables.federation.pack import plan_of
 from trainables.federation.trial_spec import TrialSpec
 
 PACK_RETRIES = 2  # of a failed pack, before it is split
-GIVE_UP_AFTER = 3  # single trials failed without any success: the environment is at fault
-LOST_WITH_NODES = 8  # times that a pack was lost with its node and got no further: it is treated as failed
+GIVE_UP_AFTER = 3  # the sweep stops after this many failed trials without any success: the environment is at fault
+LOST_WITH_NODES = 8  # a pack counts as failed after its node died this many times without a newer checkpoint
 PREFER_OTHERS_S = 30.0  # a failed pack waits this long for a slot on another node
-COMPARE_EVERY_S = 0.05  # between two comparisons, for every hundred packs in flight
-COPY_TIMES = 1.5  # a pack in flight is copied if it needs this many times as long as a new attempt
+COMPARE_EVERY_S = 0.05  # per hundred packs in flight: least time between two balancings or two searches for slow packs
+COPY_TIMES = 1.5  # a pack in flight is copied if its time left is more than this many times that of a new attempt
 STALLED_AFTER_S = 60.0  # shortest time without progress after which a pack counts as stalled
 STALLED_TIMES = 5.0  # the same, in multiples of the longest pause between two reports so far; the longer time counts
 PACKS_TO_CHOOSE_FROM = 4  # full packs per slot: the searches of further cells start until this many wait
@@ -57,7 +57,7 @@ class Scheduler:
         self._limited_offers: list[int] = []
         """Offers of copies, or to some nodes only; some may have been taken since."""
         self.lane_rounds = 0
-        """Rounds of single trials computed so far."""
+        """Trial-rounds computed so far."""
         self.computing_s = 0.0
         """Seconds that federations have spent in rounds."""
         self.retries = 0
@@ -67,13 +67,14 @@ class Scheduler:
         """Attempts and offers that are no longer needed; slots should drop them."""
         self.stopping = False
         self.moving_to_gpus = False
-        """The packs in flight end here; the other packs run on GPUs that have joined the cluster."""
+        """The packs in flight end on CPUs; the other packs will run on GPUs that have joined the cluster."""
         self.fatal_error = ""
         """Why no trial can run here; empty if trials can run."""
         problems = sweep.prepared.problems
         self.queue = PackQueue(capacity, cache(lambda key: sum(problems[key].partition.sizes)))
         self.queue.continues_at = self._continues_at
         self._number = 0
+        """Number of the last attempt."""
         self._balanced = self._compared = -math.inf
         """When waiting packs were last balanced, and when packs in flight were last compared with new attempts."""
         self.announcements: list[str] = []
@@ -81,17 +82,18 @@ class Scheduler:
         self._announced: set[str] = set()
         self._failed_trials = 0
         self._blocked_for: set[int] = set()
-        """Packs of federations that are spread, for which a node was blocked; by origin."""
+        """Origins of the packs for which `_blocks_node` has tried to block a node."""
         self._longest_pause = 0.0
-        """Between two reports of a pack."""
+        """Longest time between two reports of a pack, in seconds."""
         self._stalled: set[int] = set()
+        """Numbers of the attempts without progress."""
         self.stall_changes = 0
         """How often the list of packs without progress has changed."""
         self._any_success = False
         self._checkpoints: dict[str, set[str]] = {}
         """The trials that still need each checkpoint."""
         self._checkpoints_of: dict[str, list[str]] = {}
-        """The same by trial."""
+        """The checkpoints that each trial still needs."""
         self._paused: dict[str, tuple[str, int]] = {} if storage is None else storage.paused_lanes()
         """File and round of lanes that stopped early, by the full key of their trial."""
         self._cleaner = ThreadPoolExecutor(1, thread_name_prefix="fedsweep-cleaner")
@@ -127,7 +129,8 @@ class Scheduler:
         idle = slots - len(self.in_flight)
         orders = self._offer_to_all()
         limited = [self.offered[number] for number in self._limited_offers]
-        offered = len(self.offered) - sum(pack.is_copied or bool(pack.not_on) for pack in limited)  # to every slot
+        # offers that any slot may take
+        offered = len(self.offered) - sum(pack.is_copied or bool(pack.not_on) for pack in limited)
         now, pause = time.monotonic(), len(self.in_flight) // 100 * COMPARE_EVERY_S
         packs = self.queue.packs
         if packs and offered < idle:
@@ -135,7 +138,7 @@ class Scheduler:
                 self._balanced = now
                 self.queue.balance(self.in_flight.values(), self.offered.values())
             elif offered + len(packs) < idle:
-                return orders  # they may have to be split
+                return orders  # waiting packs may have to be split first
         packs = self.queue.packs
         while packs and offered < (slots if self.queue.seconds(packs[0]) < SHORT_S else idle):
             pack = packs.pop(0)
@@ -147,7 +150,7 @@ class Scheduler:
         return orders
 
     def _offer(self, pack: Pack, avoid: Iterable[str]) -> Order:
-        """`avoid`: nodes that do not get it, if there are others."""
+        """Offer a pack. `avoid`: nodes that must not take it; ignored if there are no others."""
         self._number += 1
         self.offered[self._number] = pack
         pack.offered, pack.not_on = time.monotonic(), set(avoid)
@@ -159,7 +162,7 @@ class Scheduler:
         return Order(self._number, pack.trials, pack.resume_from, continue_from=paused, not_on=not_on)
 
     def _offer_to_all(self) -> list[Order]:
-        """Offer packs to all nodes that were offered to some nodes only, if none of these will take them."""
+        """Replace offers that only some nodes may take by offers to all nodes, unless they should wait longer."""
         self._limited_offers = [number for number in self._limited_offers if number in self.offered]
         limited = [(number, self.offered[number]) for number in self._limited_offers]
         numbers = {number: None for number, pack in limited if pack.not_on and not self._waits_for_others(pack)}
@@ -168,6 +171,7 @@ class Scheduler:
         return [self._offer(self.offered.pop(number), avoid=()) for number in numbers]
 
     def _waits_for_others(self, pack: Pack) -> bool:
+        """Whether an offered pack should still wait for a slot on a node that is not in `not_on`."""
         if pack.is_copied or time.monotonic() - pack.offered < PREFER_OTHERS_S:
             return self._has_other_nodes(pack.not_on)
         return self._node_may_be_at_fault(pack)
@@ -180,15 +184,16 @@ class Scheduler:
         return any(node not in others for node in chain(self.in_flight.nodes, self.health.usable))
 
     def _has_other_sound_nodes(self, nodes: Iterable[str], failures: int) -> bool:
-        """The same for nodes that are working or starting, and have not failed this many packs."""
+        """Whether nodes other than these run packs or are starting, and have not failed this many packs. False if
+        federations are spread."""
         if self.queue.capacity.placement == "spread":
             return False
         others = self.health.excluded.union(nodes, self.health.suspected(failures))
         return any(node not in others for node in chain(self.in_flight.nodes, self.health.starting))
 
     def _lanes_to_continue(self, pack: Pack) -> tuple[str, ...]:
-        """The files with the state of all its lanes, if shorter runs of its trials have ended at the same round. The
-        results are those of a start at round 0."""
+        """The files with the state of the pack's lanes, if shorter runs of all its trials have ended at the same round.
+        A pack that continues from them has the same results as one that starts at round 0."""
         rounds = {self._continues_at(trial) for trial in pack.trials}
         pack.continues_at = rounds.pop() if len(rounds) == 1 else 0
         if not pack.continues_at:
@@ -201,8 +206,8 @@ class Scheduler:
         return t if t < trial.last_round else 0
 
     def _copies(self, count: int) -> list[Order]:
-        """For idle slots: packs in flight that would end much sooner elsewhere. Results are pure functions of the
-        trials' keys, so it does not matter which slot answers first."""
+        """Orders for idle slots: copies of packs in flight that would end much sooner elsewhere. Results are pure
+        functions of the trials' keys, so it does not matter which slot answers first."""
 
         def gain(pack: Pack) -> float:
             return self.queue.seconds_left(pack) - COPY_TIMES * self.queue.seconds(pack) - SHORT_S
@@ -277,7 +282,8 @@ class Scheduler:
                 log.error("trial %s and others failed: %s", row.key, row.reason)
 
     def _pack_of(self, report: Report) -> Pack | None:
-        """None if the attempt was given up: its slot was considered dead, or another attempt has ended its trials."""
+        """The pack that a report is about. None if the attempt was given up: its slot was considered dead, or another
+        attempt has ended its trials."""
         return self.in_flight.get(report.number) or self.offered.get(report.number)
 
     def _handle(self, report: Report, pack: Pack) -> None:
@@ -349,7 +355,7 @@ class Scheduler:
             log.info("pack of %d trials is started again, from round %d", len(pack), pack.checkpoint_round)
 
     def _end(self, pack: Pack, *, measure: bool) -> None:
-        """`measure`: the time that it took says how long others will take."""
+        """A pack has ended. `measure`: whether its duration may be used to estimate that of other packs."""
         self._any_success = True
         self.health.pack_ended(pack.node)
         self._release_checkpoints(pack)
@@ -369,7 +375,7 @@ class Scheduler:
     # ---- failures
 
     def slot_failed(self, slot: str, failure: Failure) -> None:
-        """A slot has failed; its pack is retried on another."""
+        """A slot has failed: its pack, if it had one, is retried, split or given up."""
         number = self.in_flight.of_slot(slot)
         if failure.kind == "other code":
             self.health.has_other_code(failure.node, failure.reason)
@@ -395,16 +401,18 @@ class Scheduler:
         else:
             self._count_node_failure(pack, node)
             pack.failed_on.append(node)
-            # Ray reports a process as failed before it reports its node as dead
+            # Ray reports that a process failed before it reports that its node died: this may be such a failure
             if not self._failed_too_often(pack) or self._node_may_be_at_fault(pack) or self._blocks_node(pack, node):
                 self._retry_unless_it_kills_nodes(pack, failure.reason)
             else:
                 self._give_up(pack, failure.reason)
 
     def _failed_on_lost(self, pack: Pack) -> int:
+        """Number of failed attempts on nodes that have left the cluster since."""
         return sum(node in self.health.lost for node in pack.failed_on)
 
     def _failed_too_often(self, pack: Pack) -> bool:
+        """Whether all retries are used up. Failures on lost nodes do not count."""
         return len(pack.failed_on) - self._failed_on_lost(pack) > PACK_RETRIES
 
     def _node_may_be_at_fault(self, pack: Pack) -> bool:
@@ -415,8 +423,9 @@ class Scheduler:
         return self._failed_too_often(pack) and doubtful and self._has_other_sound_nodes(failed_on, 2)
 
     def _blocks_node(self, pack: Pack, node: str) -> bool:
-        """A federation that is spread cannot avoid one of its nodes: if a pack failed too often there and nowhere else,
-        the node is blocked. A pack and its parts block one node only, because they may be at fault themselves."""
+        """Block the node of a pack that failed too often there and nowhere else, if federations are spread: their packs
+        cannot be offered to other nodes only. A pack and its parts block one node at most, because they may be at fault
+        themselves. Returns whether the node was blocked."""
         elsewhere = set(pack.failed_on) - {node, *self.health.lost}
         if self.queue.capacity.placement != "spread" or elsewhere or pack.origin in self._blocked_for:
             return False
@@ -438,7 +447,8 @@ class Scheduler:
         self.queue.packs.insert(0, pack)
 
     def _count_node_failure(self, pack: Pack, node: str) -> None:
-        """A pack that has also failed on another node is not counted; the parts of a split pack are counted once."""
+        """Count a failed pack against its node, unless the pack has also failed on another node. The parts of a split
+        pack count once."""
         if set(pack.failed_on) - {node, *self.health.lost}:
             return
         blocked = {node, *self.health.blocked}
@@ -446,7 +456,8 @@ class Scheduler:
         self.health.pack_failed(node, pack.origin, self._any_success and others_work)
 
     def record_stalls(self) -> None:
-        """For `fedsweep status`: packs in flight without progress for much longer than any pack before."""
+        """Record the packs in flight that made no progress for much longer than any pack before, for `fedsweep
+        status`."""
         patience, now = max(STALLED_AFTER_S, STALLED_TIMES * self._longest_pause), time.monotonic()
         stalled = {number: pack for number, pack in self.in_flight.items() if now - pack.progressed > patience}
         if stalled.keys() == self._stalled:
@@ -490,8 +501,9 @@ class Scheduler:
     # ---- checkpoints
 
     def _resume_from_checkpoints(self, storage: PackStorage) -> set[str]:
-        """Queue the packs of a driver that was killed; returns the keys of their trials. A trial of a split pack may be
-        in several checkpoints. That of the smallest pack is the newest, so small packs come first."""
+        """Queue the packs that an earlier driver left unfinished. Returns the keys of their trials. A trial of a split
+        pack may be in several checkpoints. The checkpoint of the smallest pack is the newest, so small packs come
+        first."""
         resumed: set[str] = set()
         for name, keys in sorted(storage.trials_by_checkpoint().items(), key=lambda item: len(item[1])):
             waiting = [self.sweep.waiting[key] for key in keys if key in self.sweep.waiting]
@@ -507,14 +519,15 @@ class Scheduler:
         return resumed
 
     def _need_checkpoint(self, name: str, keys: Sequence[str]) -> None:
-        """Keep it until these trials have ended."""
+        """Keep a checkpoint until these trials have ended."""
         if name not in self._checkpoints:
             self._checkpoints[name] = set(keys)
             for key in keys:
                 self._checkpoints_of.setdefault(key, []).append(name)
 
     def _release_checkpoints(self, pack: Pack) -> None:
-        """Remove checkpoints all of whose trials are in the ledger. A thread does so: storage may be slow."""
+        """Remove the pack's checkpoints that no other trial needs. A thread removes them, because storage may be
+        slow."""
         for key in pack.keys:
             for name in self._checkpoints_of.pop(key, ()):
                 self._checkpoints[name].discard(key)
@@ -549,7 +562,8 @@ class Scheduler:
         )
 
     def _record(self, rows: list[Row], places: Mapping[str, tuple[Sequence[str], str]]) -> None:
-        """The results and the stages that they open go to disk together, before any pack of these stages can run."""
+        """Write results, and the stages that they open, in one transaction, before any pack of these stages can run.
+        `places`: for every trial, the names of its nodes and the digest of the code."""
         metric, ledger = self.sweep.prepared.study.objective, self.sweep.ledger
         with ledger.transaction():
             ledger.add(rows, places)

@@ -50,6 +50,7 @@ class Finished:
     complete: bool
     """False if the run was stopped: the packs in flight were finished, and `resume` runs the others."""
     failed: int
+    """Number of failed trials."""
     tables: list[str]
     """Their paths or URLs."""
     page: str
@@ -141,7 +142,7 @@ def rebuild_tables(results: Path | str) -> list[str]:
         _write_errors(location, runs_trials=False),
         Ledger.read(folder) as ledger,
     ):
-        if ledger.secrets():  # tables show few trials of a private search, but all decide who wins
+        if ledger.secrets():  # tables show few trials of a private search, but all of them decide the winner
             _check_trials(ledger, location)
         try:
             written, _ = write_tables(ledger, folder)
@@ -153,7 +154,7 @@ def rebuild_tables(results: Path | str) -> list[str]:
 
 
 def _check_trials(ledger: Ledger, location: ResultsLocation) -> None:
-    """Raise an error that says which rows are damaged, or that counts are wrong, and what helps."""
+    """Raise an error if rows are damaged or counts are wrong. It says which rows, and what helps."""
     ledger.check_rows(location)
     if not ledger.counts_are_right():
         raise UserError(
@@ -231,7 +232,7 @@ def _tell_changed_package(ledger: Ledger, view: View) -> None:
 
 
 def _test_clients(prepared: PreparedStudy) -> dict[str, TestClients]:
-    """By data set; a private search shows nothing by client."""
+    """The clients of the test rows, by data set. Empty for a private search, which publishes nothing per client."""
     found: dict[str, TestClients] = {}
     for setting in () if prepared.study.private else prepared.settings:
         problem = prepared.problems[next(iter(setting.confirm.values())).key]
@@ -259,7 +260,7 @@ def _class_counts(prepared: PreparedStudy) -> dict[tuple[SettingId, int], list[l
 
 @contextlib.contextmanager
 def _write_errors(location: ResultsLocation, *, runs_trials: bool = True) -> Iterator[None]:
-    """Errors of a full or read-only disk become one sentence, which ends with what helps."""
+    """Turn errors of writing, such as a full or read-only disk, into a `UserError` that ends with what helps."""
     try:
         yield
     except (sqlite3.Error, OSError) as error:
@@ -289,12 +290,16 @@ def _holds_study(location: ResultsLocation) -> bool:
 
 
 class _WithoutCredentials(logging.Formatter):
+    """Removes credentials from the URLs in messages."""
+
     def format(self, record: logging.LogRecord) -> str:
         return shown(super().format(record))
 
 
 @contextlib.contextmanager
 def _log_to(folder: Path, *, private: bool) -> Iterator[None]:
+    """While the block runs, append log messages to fedsweep.log in this folder. `private`: only its owner can read
+    it."""
     logger = logging.getLogger("fedsweep")
     mode = files.PRIVATE if private else files.PUBLIC
     descriptor = files.open_in_place(folder / "fedsweep.log", os.O_WRONLY | os.O_APPEND, mode)

@@ -1,6 +1,8 @@
-"""The state of a sweep: which trials wait, which have ended, and which stages that opens. Independent of the backend.
+"""The state of a sweep: which trials are to run, which have ended, and which stages open as a result. Independent of
+the backend.
 
-A stage's trials are recorded in the ledger when it opens, so an interrupted study continues with the same trials.
+The trials of a stage are recorded in the ledger when the stage opens, so an interrupted study continues with the same
+trials.
 """
 
 from __future__ import annotations
@@ -39,13 +41,15 @@ class Sweep:
         self.prepared, self.ledger = prepared, ledger
         study = prepared.study
         self.known: set[str] = set()
-        """Keys of all trials of all open stages. What has ended is in the ledger."""
+        """Keys of all trials of all open stages, including trials that have ended."""
         self.waiting: dict[str, TrialSpec] = {}
-        """Trials to run, in the order they should start."""
+        """Trials that have not ended, including those that run, in the order they should start."""
         self._open: dict[str, tuple[tuple[CellSearch, int], ...]] = {}
         """For every trial that has not ended: the searches that wait for it, with the index of its candidate."""
         self._most_open = OPEN_TRIALS
+        """Further searches start only while fewer trials than this are open."""
         self._left: dict[int, int] = {}
+        """For every search, by its `id`: the trials of its last open stage that have not ended."""
         self._foreign: set[CellId] = set()
         """Cells whose private search has a secret that someone else may know."""
         self.outcomes: dict[str, Outcome] = ledger.outcomes(study.objective)
@@ -66,23 +70,24 @@ class Sweep:
             for variant in study.variants
         ]
         self._delayed: set[CellSearch] = set()
-        """Searches that wait for their neighbours, not for their own trials."""
+        """Searches that wait for the searches of neighbouring budgets, not for their own trials."""
         self._resumed: dict[CellSearch, None] = {}
         """Those of `_delayed` with a neighbour whose search has ended meanwhile."""
         self._connect_budgets()
         self._unopened = deque(self.searches)
-        """Searches whose first stage opens when fewer trials wait."""
+        """Searches whose first stage opens when fewer trials are open."""
         self._open_following([])
 
     def _secret(self, cell: Cell, variant: SearchVariant) -> bytes:
+        """The secret of a private search, which determines its noise."""
         value, is_own = self.ledger.secret(cell.id, purpose(cell, variant))
         if not is_own:
             self._foreign.add(cell.id)
         return value
 
     def _connect_budgets(self) -> None:
-        """Link the searches of all budgets where they propose together, and those of neighbouring budgets where the
-        winners of one join the contest of the other."""
+        """Link the searches of all budgets if the strategy searches them together, and those of neighbouring budgets if
+        the winners of one join the contest of the other (warm start)."""
         families: dict[tuple[CellId, str], list[CellSearch]] = defaultdict(list)
         for search in self.searches:
             families[search.cell.id._replace(epsilon=0), search.variant.name].append(search)
@@ -131,27 +136,28 @@ class Sweep:
             return new
 
     def open_at_least(self, trials: int) -> None:
-        """Let at least this many trials wait, if the study has them: all slots have work, and packs can be balanced."""
+        """Open searches until at least this many trials have not ended, if the study has as many: then all slots have
+        work, and packs can be balanced."""
         if trials > self._most_open:
             self._most_open = trials
             with self.ledger.transaction():
                 self._open_following([])
 
     def _record_winner(self, search: CellSearch) -> None:
-        """So that `status` need not compute it. Not while a stage runs that may change it."""
+        """Record the winner so far, so that `status` need not compute it, unless a stage runs that may change it."""
         chosen = "confirm" in search.stages or not self.left(search)
         if chosen and not search.variant.strategy.publishes_only_winner:
             self.ledger.set_winner(search.cell.id, search.variant.name, as_stored(search.winner()))
 
     def _open_following(self, completed: list[CellSearch]) -> list[TrialSpec]:
-        """Open what follows the completed stages of these searches, and further searches while few trials wait. Returns
-        the new trials."""
+        """Open the stages after the completed stages of these searches, and further searches while few trials are open.
+        Returns the new trials."""
         groups = {id(search) if search.search_over else id(search.together): search for search in completed}
         new = [trial for search in groups.values() for trial in self._advance(search)]
         new += self._advance_resumed()
         while self._unopened and len(self._open) < self._most_open:
             search = self._unopened.popleft()
-            if not search.stages:  # others that propose with it may have opened it
+            if not search.stages:  # not opened with the searches that it proposes with
                 new += self._advance(search)
         return new + self._advance_resumed()
 
@@ -161,7 +167,7 @@ class Sweep:
         return [trial for search in resumed for trial in self._advance(search)]
 
     def _advance(self, search: CellSearch) -> list[TrialSpec]:
-        """Open stages of a search, and of those that propose with it, until one has trials to run. Returns the
+        """Open stages of a search, and of the searches that propose with it, until one has trials to run. Returns the
         new trials."""
         new: list[TrialSpec] = []
         while True:
@@ -174,14 +180,15 @@ class Sweep:
             over = (each for each in group if each.search_over)
             self._resumed |= {other: None for each in over for other in each.neighbours if other in self._delayed}
             for other in group:
-                if other is not search and (other.search_over or search.search_over):  # contests do not wait
+                # a contest does not wait for the others that proposed with it
+                if other is not search and (other.search_over or search.search_over):
                     new += self._advance(other)
             if not any(opened):
                 break
         return new
 
     def _open_stage(self, search: CellSearch, stage: str, trials: list[TrialSpec], new: list[TrialSpec]) -> bool:
-        """Open a stage, and add to `new` the trials that no other search waits for. False if none opens."""
+        """Open a stage, and add to `new` the trials that no other search waits for. Returns whether a stage opened."""
         if not trials and stage == "contest":
             self._delayed.add(search)
             return False
@@ -212,7 +219,8 @@ class Sweep:
         return True
 
     def _refuse_foreign(self, search: CellSearch, trials: list[TrialSpec]) -> None:
-        """Anyone who knows the secret of a private search can subtract the noise of its trials."""
+        """Raise an error if new trials of a private search would use a secret that someone else may know: with it, the
+        noise can be subtracted."""
         if not search.variant.strategy.publishes_only_winner or search.cell.id not in self._foreign:
             return
         if any(trial.key not in self.outcomes for trial in trials):
@@ -227,6 +235,8 @@ class Sweep:
         search.best.add(stage, candidate, search.seed_count(stage), outcome)
 
     def _record(self, search: CellSearch, stage: str, trials: list[TrialSpec], start: int) -> None:
+        """Record the trials of a stage from position `start` on. Raises an error if the ledger has other trials there,
+        unless a plug-in has changed."""
         keys = [trial.key for trial in trials]
         place = search.cell.id, search.variant.name
         recorded = self.ledger.stage(*place, stage, start, len(keys))
@@ -244,7 +254,8 @@ class Sweep:
             self.ledger.add_stage(search.cell.id, search.variant.name, stage, keys, start)
 
     def _plugin_changed(self, search: CellSearch, trials: list[TrialSpec]) -> bool:
-        """Whether these are new trials only because a plug-in that computes them has changed; they run again then."""
+        """Whether trials differ from the recorded ones because a plug-in that computes them has changed. They then run
+        again."""
         strategy_is_plugin = bool(plugins.code_hash(type(search.variant.strategy).__module__))
         changed = plugins.changed(self.ledger.plugin_code())
         return bool(changed) and any(trial.code for trial in trials) and not strategy_is_plugin
@@ -264,8 +275,8 @@ def without_retryable_failures(
     *,
     warm_start: bool,
 ) -> dict[str, Outcome]:
-    """The outcomes without failed trials that can run again: those that no later stage depends on yet. With warm start,
-    a contest depends on the searches of other cells, too."""
+    """The outcomes, without the failed trials that can run again because no later stage depends on them yet. With warm
+    start, a contest depends on the searches of other cells, too."""
     by_name = {variant.name: variant for variant in variants}
     contests = {name for _, name, stage in stages if stage == "contest" and warm_start}
     final = set()

@@ -50,7 +50,7 @@ class Training:
     data_id: str = ""
     """Name of the data, as in a study."""
     records: str = ""
-    """Name of the records, shared by data files prepared from the same ones."""
+    """Name of the records; data files prepared from the same records share it."""
     shown: tuple[str, ...] = ()
     """The metrics to show first: the objective of a study, and its further metrics."""
 
@@ -120,7 +120,8 @@ def prepare(
     shown: Sequence[str] = (),
     **trial: Any,
 ) -> Training:
-    """Run all checks, before any actor starts. `shown`: the metrics to show first."""
+    """Prepare the data and run all checks, before any actor starts. `shown`: the metrics to show first. `trial`: the
+    other fields of the `TrialSpec`."""
     if train_on == "all" and evaluate_on == "validation":
         raise UserError("evaluate-on = 'validation' needs train-on = 'train': otherwise those rows are trained on, too")
     content = DataSpec(
@@ -164,7 +165,7 @@ def from_best(
     records: str = "",
     secret_noise: bool = False,
 ) -> Training:
-    """A winner of a sweep as trained in the confirm stage, from the sweep's best.yaml."""
+    """The run that trains a winner of a sweep as in the confirm stage. `file`: the sweep's best.yaml."""
     return from_cells(read_best(file), file, cell, seed, source, records=records, secret_noise=secret_noise)
 
 
@@ -178,8 +179,8 @@ def from_cells(
     records: str = "",
     secret_noise: bool = False,
 ) -> Training:
-    """A winner from the content of a best.yaml; `file` is named in errors. `cell`: its name, or a part of it that no
-    other cell has; not needed if there is one cell."""
+    """The run that trains a winner. `cells`: the content of a best.yaml. `file`: its path, for error messages. `cell`:
+    a cell's name, or a part of the name that no other cell's name contains; not needed if there is only one cell."""
     if cell is None or cell not in cells:
         fitting = [name for name in cells if (cell or "") in str(name)]
         if len(fitting) != 1:
@@ -197,7 +198,8 @@ def from_cells(
             partition_seed = partition_seed[seed]
         partition = partitions.parse(entry["partition"], clients=entry["clients"], seed=partition_seed)
         name = source or entry["data"]
-        loaded = features.load(name, next(iter(entry["seeds"]), seed))  # the fingerprint is of the first seed
+        # the recorded fingerprint is that of the first seed's data
+        loaded = features.load(name, next(iter(entry["seeds"]), seed))
         if loaded.fingerprint != entry.get("fingerprint", loaded.fingerprint):  # a private search publishes none
             raise UserError(f"data {name} differs from the data of the sweep")
         if simulated.drawn_by_seed(name):
@@ -235,7 +237,7 @@ def from_cells(
 
 
 def with_secret_noise(training: Training) -> Training:
-    """The same run with noise from the operating system, which cannot be reproduced. The seed still
+    """The same run, with noise from a random key of the operating system, which cannot be reproduced. The seed still
     determines what is public: the initial weights and the clients of every round."""
     return replace(training, trial=training.trial.model_copy(update={"noise_key": secrets.token_hex(NOISE_KEY_BYTES)}))
 
@@ -247,8 +249,8 @@ def train(
     hosts: int | None = None,
     on_round: Callable[[int, LaneResult], None] | None = None,
 ) -> Trained:
-    """Run the training on a new federation: in this process if it is small, else in the Ray cluster at `address` or a
-    local Ray."""
+    """Run the training on a new federation: in the Ray cluster at `address`; without an address, in this process if the
+    training is small or `hosts` is 1, else in a local Ray."""
     with open_federation(training.trial, training.problem, address, hosts) as federation:
         began, result = time.perf_counter(), LaneResult(training.trial.key)
         for t in range(1, training.trial.rounds + 1):
@@ -269,8 +271,8 @@ def train(
 
 
 def saved_model(training: Training, trained: Trained, *, secret: bool) -> SavedModel:
-    """The trained model with its provenance. With secret noise it may be published: nothing in it is
-    computed from the data except the weights, the account and the scores on the test rows. The test rows are public."""
+    """The trained model with its provenance. With secret noise the model may be published: nothing in it is computed
+    from the data except the weights, the privacy account and the scores on the test rows. The test rows are public."""
     if trained.weights is None:
         raise UserError(f"the run ended as {trained.result.state!r}: there is no model to save")
     trial, plan, data = training.trial, training.plan, training.problem.data

@@ -20,7 +20,7 @@ from trainables.federation.trial_spec import TrialSpec
 from trainables.lazy import torch
 from trainables.models import operations
 
-SMALL = 1e11  # floating-point operations; about the time that Ray takes to start
+SMALL = 1e11  # floating-point operations, which take about as long as the start of Ray
 
 
 class Federation(Protocol):
@@ -31,7 +31,8 @@ class Federation(Protocol):
 
 @contextmanager
 def open_federation(trial: TrialSpec, problem: Problem, address: str | None, hosts: int | None) -> Iterator[Federation]:
-    """A federation that has opened the trial. `hosts`: number of client hosts; default: as many as are useful."""
+    """A federation that is ready to run the trial. `hosts`: number of client hosts; default: chosen by the size of the
+    run and the resources."""
     if address is None and (hosts == 1 or (hosts is None and is_small(trial, problem))):
         with _in_process(trial, problem) as federation:
             yield federation
@@ -41,6 +42,7 @@ def open_federation(trial: TrialSpec, problem: Problem, address: str | None, hos
 
 
 def is_small(trial: TrialSpec, problem: Problem) -> bool:
+    """Whether the run would take less time than the start of Ray."""
     return operations(problem.model) * sum(problem.partition.sizes) * trial.rounds * passes(trial) < SMALL
 
 

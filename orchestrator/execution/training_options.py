@@ -128,7 +128,7 @@ class TrainingOptions:
 
     @property
     def _adaptive(self) -> bool:
-        """Whether the adaptive defaults apply. They never do to a program as its authors released it."""
+        """Whether the adaptive defaults apply. They do not if a published program runs `as_released` by its authors."""
         return self.defaults == "adaptive" and self.hyperparameters.get("as_released") is not True
 
     def aggregation(self) -> Aggregate:
@@ -136,7 +136,7 @@ class TrainingOptions:
         return self.aggregate or ("size" if self._adaptive and self.level == "record" else "uniform")
 
     def preprocess(self) -> PreprocessSettings:
-        """The checked settings of preprocessing. Shares may be `auto`."""
+        """The checked settings of preprocessing. Its shares of the budget may be `auto`."""
         from orchestrator.study.settings.preprocess import ADAPTIVE, PreprocessSettings
         from trainables.federation.trial_spec import Preprocess
 
@@ -147,7 +147,7 @@ class TrainingOptions:
         return PreprocessSettings(**Preprocess(**given).check().model_dump())
 
     def privacy(self) -> PrivacySettings:
-        """The checked privacy claim."""
+        """The checked privacy settings, with defaults filled in."""
         from orchestrator.study.adaptive_defaults import CLIP
         from trainables.privacy.gaussian import budget
         from trainables.privacy.plan import PrivacySettings

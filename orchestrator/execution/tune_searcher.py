@@ -55,7 +55,7 @@ def build(settings: TuneSettings) -> Any:
     seed = {name: settings.seed for name in SEED_NAMES if name in parameters and name not in settings.options}
     try:
         return searcher_class(**seed, **settings.options)
-    except (AssertionError, ImportError, TypeError, ValueError) as error:  # assertions: packages that are missing
+    except (AssertionError, ImportError, TypeError, ValueError) as error:  # assertion: a package is missing
         sentence = str(error).strip().splitlines()[0]
         raise UserError(f"searcher = {settings.searcher!r} cannot be used: {sentence}") from error
 
@@ -80,6 +80,8 @@ def _searcher_class(name: str) -> type[Any]:
 
 
 class _TuneSearcher:
+    """Adapts a searcher of Ray Tune to `ask_tell.Searcher`."""
+
     def __init__(self, task: SearchTask, searcher: Any) -> None:
         self._space, self._objective, self._searcher = task.space, task.objective, searcher
         mode = "min" if task.objective.lower_is_better else "max"
@@ -113,7 +115,7 @@ class _TuneSearcher:
 
 
 def _domains(space: SearchSpace) -> dict[str, Any]:
-    """The axes in Tune's terms."""
+    """The axes as Tune's search space. On an axis with the scale `complement`, Tune searches 1 - value."""
     from ray import tune
 
     domains: dict[str, Any] = {}
@@ -132,6 +134,7 @@ def _domains(space: SearchSpace) -> dict[str, Any]:
 
 
 def _configuration(space: SearchSpace, suggested: dict[str, Any]) -> Configuration:
+    """The configuration that Tune suggests, with the fixed hyperparameters. Inverts the scaling of `_domains`."""
     configuration: Configuration = dict(space.fixed)
     for name in space.coarse:
         value = suggested[name]

@@ -68,7 +68,8 @@ class Backend(Protocol):
 
 
 def session_facts(capacity: Capacity) -> dict[str, str]:
-    """What the ledger records of a session, because results of different devices differ in their last bits."""
+    """What the ledger records about the device and code of a session, because results of different devices differ in
+    their last bits."""
     device = capacity.size.device
     kernel = kernels.chosen(device)
     code = code_identity(kernel_build(kernel))
@@ -83,7 +84,8 @@ def session_facts(capacity: Capacity) -> dict[str, str]:
 
 @contextlib.contextmanager
 def scheduling(sweep_run: SweepRun, capacity: Capacity, health: NodeHealth | None = None) -> Iterator[Scheduler]:
-    """A scheduler that Ctrl-C stops. Afterwards, checkpoints that are no longer needed are removed."""
+    """A scheduler that Ctrl-C stops. At the end of the block, the checkpoints are removed unless trials can continue
+    from them."""
     storage = sweep_run.location.checkpoints
     storage.create()
     scheduler = Scheduler(sweep_run.sweep, capacity, sweep_run.on_change, storage, health)
@@ -110,7 +112,7 @@ class StopMonitor:
             self._scheduler.stopping = True
             log.warning("%s: stopping after the packs in flight", reason)
         if self._scheduler.stopping and not self._announced:
-            self._announced = True  # here, not in the signal handler, which may interrupt another line of output
+            self._announced = True  # not in the signal handler, which may interrupt another line of output
             self._sweep_run.view.say(STOPPING)
 
 

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 # Tune reads these when it is imported. They turn off its Ctrl-C handler, and its loggers, checkpoints and output,
-# because results go to the ledger. They allow the placement groups of up to 1,000 slots to be pending.
+# because results go to the ledger. Tune warns only of operations that take a minute. The placement groups of up to
+# 1,000 slots may be pending.
 os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
 os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "86400")
 os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")
@@ -65,7 +66,7 @@ EXCHANGE_EVERY_S = 0.02  # time between two exchanges of packs and reports with 
 CHECK_NODES_EVERY_S = 2.0
 REPORT_BUSY_EVERY_S = 30.0
 REPORT_WAITING_EVERY_S = 30.0
-WAIT_FOR_CLUSTER_S = 900.0  # until the cluster has a node that is large enough
+WAIT_FOR_CLUSTER_S = 900.0  # until the cluster is large enough for a federation
 WAIT_FOR_NODES_S = 60.0  # for lost nodes to return, before the sweep adapts to those that are left
 DESK_TIMEOUT_S = 120.0
 DESKS_IN_A_ROW = 5  # the sweep stops after this many lost desks without a finished trial
@@ -131,8 +132,8 @@ class RayBackend:
 def _free_capacity(
     resources: ResourceSettings, clients: int, view: View, elastic: bool, health: NodeHealth
 ) -> Capacity:
-    """The capacity of the free resources. If no federation fits into them, one federation, which waits until other jobs
-    end."""
+    """The capacity of the free resources. If no federation fits into them, the capacity is one federation, which waits
+    until other jobs end."""
     there = nodes.current()
     excluded = health.blocked | there.leaving
     try:
@@ -151,7 +152,8 @@ def _free_capacity(
 
 
 def _wait_for_capacity(missing: UserError, resources: ResourceSettings, clients: int, view: View) -> Capacity:
-    """Request a node that is large enough, and wait for it."""
+    """Request resources for a federation from the autoscaler, and wait until the cluster has them. `missing`: what the
+    cluster lacks now."""
     began, reported = time.monotonic(), -math.inf
     with nodes.requested(smallest_federation(resources).bundles, nodes.PLACEMENT[resources.placement]):
         while True:
@@ -227,7 +229,8 @@ def _start_desk(study: str) -> Any:
 
 
 class _NotPickled:
-    """Tune pickles its components to restore them later. Ours have no state to restore: it is in the ledger."""
+    """Tune pickles its components to restore them later. These have no state to restore: the state of a sweep is in the
+    ledger."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
@@ -244,10 +247,11 @@ class SlotSearcher(_NotPickled, Searcher):
         super().__init__(metric="packs", mode="max")
         self._scheduler = scheduler
         self.target = scheduler.queue.capacity.federations
+        """Number of slots to suggest, if there is work for them."""
         self._suggested = 0
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
-        if self._scheduler.over:  # with None and no slot, Tune would wait for ten minutes
+        if self._scheduler.over:  # if None were returned and no slot existed, Tune would wait for ten minutes
             return Searcher.FINISHED
         if self._suggested >= self.target or not self._scheduler.can_use(self._suggested + 1):
             return None
@@ -294,6 +298,7 @@ class SweepCallback(_NotPickled, tune.Callback):
         self._metrics = Metrics(scheduler)
         self._desk_closed = False
         self._failed: list[tuple[str, Failure]] = []
+        """Failed slots that the scheduler has not been told about."""
         self._last_heard: dict[str, float] = {}
         """When each slot sent its last message."""
         self._refused: set[str] = set()
@@ -302,6 +307,8 @@ class SweepCallback(_NotPickled, tune.Callback):
         now = time.monotonic()
         self._checked_nodes = self._had_room = self._had_slots = self._had_takers = self._reported_busy = now
         self._had_nodes = now
+        """`_had_...`: when there last was room for a federation, enough slots, slots that take packs, or a node that is
+        not refused."""
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         self._last_heard[trial.trial_id] = time.monotonic()
@@ -331,7 +338,8 @@ class SweepCallback(_NotPickled, tune.Callback):
         any_reports = self._exchange()
         for slot, failure in failed:
             self.scheduler.slot_failed(slot, failure)
-        if self._checked_nodes == now:  # after the exchange: heartbeats wait at the desk if the driver was suspended
+        # after the exchange, which fetches the heartbeats that slots sent while the driver was suspended
+        if self._checked_nodes == now:
             self._kill_hung_slots(now, [trial for trial in trials if trial.status == "RUNNING"])
         if failed or any_reports:  # offer at once the packs that these results allow
             self._exchange()
@@ -340,6 +348,7 @@ class SweepCallback(_NotPickled, tune.Callback):
             self._desk.close.remote()
 
     def _exchange(self) -> bool:
+        """Send new packs to the desk, and handle the reports that it returns. Returns whether there were any."""
         orders = [
             replace(order, trials=pickle.dumps(order.trials), data=self._data_of(order.trials[0].problem.key))
             for order in self.scheduler.next_orders()
@@ -356,6 +365,7 @@ class SweepCallback(_NotPickled, tune.Callback):
         return bool(reports)
 
     def _get(self, answer: Any) -> Any:
+        """The result of a call to the desk."""
         try:
             return ray.get(answer, timeout=DESK_TIMEOUT_S)
         except (RayActorError, GetTimeoutError) as error:
@@ -363,6 +373,7 @@ class SweepCallback(_NotPickled, tune.Callback):
             raise DeskLostError from error
 
     def _kill_hung_slots(self, now: float, running: list) -> None:
+        """Kill the running slots that have sent no message for too long."""
         timeout = max(SLOT_TIMEOUT_S, SLOT_TIMEOUT_TIMES * Pace.of(len(running)).heartbeat_s)
         for trial in running:
             silence = now - self._last_heard.get(trial.trial_id, now)
@@ -374,7 +385,7 @@ class SweepCallback(_NotPickled, tune.Callback):
     # ---- nodes join and leave
 
     def _check_nodes(self, now: float, running: int) -> None:
-        """`running`: the number of running slots."""
+        """Adapt the sweep to the nodes that are there now. `running`: the number of running slots."""
         scheduler, capacity, health = self.scheduler, self.scheduler.queue.capacity, self.scheduler.health
         there = nodes.current()
         usable = [node for node, resources in there.alive.items() if capacity.can_use(resources)]
@@ -466,7 +477,7 @@ def _tuner(
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence Ray's own messages; the ledger and the log have the important ones."""
+    """Silence Ray's own messages; the important ones are in the ledger and the log."""
     logger = logging.getLogger("ray")
     before = logger.level, logger.propagate, list(logger.handlers)
     logger.handlers, logger.propagate = [logging.NullHandler()], False

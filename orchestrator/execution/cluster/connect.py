@@ -33,12 +33,13 @@ LOCAL_OBJECT_STORE = 1 << 30  # bytes; features are megabytes, weights kilobytes
 
 @contextlib.contextmanager
 def connected(address: str | None = None, cpus: int | None = None) -> Iterator[None]:
-    """Connected to the Ray at `address` (`auto` or HOST:PORT), or to a local one that ends with the block."""
+    """While the block runs, this process is connected to the Ray at `address` (`auto` or HOST:PORT), or else to a local
+    one that ends with the block. If it is connected already, nothing changes."""
     if ray.is_initialized():
         yield
         return
     try:
-        # interrupting the start of a local Ray may crash it; it takes seconds, so Ctrl-C waits for its end
+        # an interrupt may crash a local Ray that is starting; the start takes seconds, so Ctrl-C waits until it is over
         with _handle_interrupt(immediately=address is not None):
             if address is None:
                 _start(cpus)
@@ -55,8 +56,8 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
 
 @contextlib.contextmanager
 def _handle_interrupt(immediately: bool) -> Iterator[None]:
-    """After Ctrl-C, raise KeyboardInterrupt at the end of the block; with `immediately`, or after a second Ctrl-C, also
-    at once. (At the end as well, because Ray may swallow the exception.)"""
+    """After Ctrl-C in the block, raise KeyboardInterrupt at its end. With `immediately`, or after a second Ctrl-C,
+    raise it at once; if Ray swallows that exception, it is raised again at the end."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -118,7 +119,7 @@ def _start(cpus: int | None) -> None:
 @contextlib.contextmanager
 def _in_folder(folder: Path) -> Iterator[None]:
     """Processes that are started in this block have this folder as current folder. Python and libraries look for code
-    and settings in the current folder, and that of this process may be writable by others."""
+    and settings in the current folder, and other users may be able to write to the current folder of this process."""
     from trainables.files import FOLDER, current_folder
 
     places = os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -173,8 +174,8 @@ def _with_plugins() -> dict[str, Any]:
 
 
 def _resolve(address: str) -> str:
-    """HOST:PORT. For `auto`, Ray trusts a file that every user of this machine can write, and the command lines of all
-    users' processes. The cluster that they name would get the token, so it must belong to the user or root."""
+    """The address as HOST:PORT. For `auto`, Ray takes it from a file that every user of this machine can write, or from
+    the command lines of all users' processes. The cluster there would get this user's token, so `_is_own` must hold."""
     from orchestrator.execution.cluster.ray_internals import canonicalize_bootstrap_address
 
     resolved = canonicalize_bootstrap_address(address)
@@ -232,12 +233,12 @@ def _make_token() -> None:
         raise UserError(f"Ray's token cannot be written: {error}; set its location with RAY_AUTH_TOKEN_PATH") from None
     finally:
         os.umask(before)
-    _check_token()  # Ray may have made its folder
+    _check_token()  # Ray may have created the token's folder
 
 
 def _check_token() -> None:
-    """Refuse a token that another user can have chosen, as with an inherited $HOME: that user could run code in this
-    Ray. Remove the permissions of other users, in case another program created the token."""
+    """Refuse a token that another user may have chosen, for example with an inherited $HOME: that user could run code
+    in this Ray. Remove the permissions of other users, in case another program created the token."""
     if os.environ.get("RAY_AUTH_TOKEN"):
         return
     named = os.environ.get("RAY_AUTH_TOKEN_PATH")

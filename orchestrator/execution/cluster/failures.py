@@ -19,7 +19,7 @@ from trainables.ray_actors.errors import ActorLostError, HostFailedError, NodeEx
 def failure_of(trial: Any) -> Failure:
     """The last failure of a slot, a Tune trial."""
     error: BaseException | None = None
-    with contextlib.suppress(OSError, TypeError):  # Tune has recorded none
+    with contextlib.suppress(OSError, TypeError):  # Tune has recorded no error
         error = cloudpickle.loads(Path(trial.pickled_error_file).read_bytes())
     return failure_from(error)
 

@@ -16,19 +16,19 @@ from orchestrator.console import stderr
 from orchestrator.execution.cluster import ray_internals
 
 CHECK_EVERY_S = 2.0
-LEAVE_WITHIN_S = 20.0  # that `leave` may take
+LEAVE_WITHIN_S = 20.0  # the time that `leave` may take
 RAY_TIMEOUT = "RAY_gcs_rpc_server_reconnect_timeout_s"
 log = logging.getLogger("fedsweep")
 
 
 @contextlib.contextmanager
 def watched(leave: Callable[[float], str]) -> Iterator[None]:
-    """While the block runs, end this process with a sentence if the head or a process of a local Ray is lost.
+    """While the block runs, end this process with an error message if the head or a process of a local Ray is lost.
 
-    Without them, Ray ends the process after a minute from one of its own threads, without a Python exception; until
-    then its calls, including `ray.shutdown`, may block. The process therefore ends without cleaning up. The ledger is
-    intact at any time. `leave`: called before the process ends, with the seconds that it may take; the sentence ends
-    with what it returns."""
+    Otherwise Ray would end this process a minute after the loss, from one of Ray's own threads and without a Python
+    exception; until then calls of Ray, including `ray.shutdown`, may block. The process therefore ends without
+    cleaning up. The ledger is intact at any time. `leave`: called before the process ends, with the seconds that the
+    call may take; the message ends with what it returns."""
     address = ray.get_runtime_context().gcs_address
     ended = threading.Event()
     watch = threading.Thread(target=_watch, args=(address, ended, timeout(), leave), name="head watch", daemon=True)
@@ -43,8 +43,8 @@ def watched(leave: Callable[[float], str]) -> Iterator[None]:
 def timeout() -> float:
     """Seconds without an answer after which the head counts as lost; a busy head answers sooner.
 
-    It is less than Ray's own timeout, which is a minute unless the cluster sets another. A cluster does so if its head
-    keeps its state in Redis and may be restarted."""
+    Less than Ray's own timeout, which is a minute unless an environment variable sets another. A longer one makes sense
+    if the head keeps its state in Redis and may be restarted."""
     ray_timeout = float(os.environ.get(RAY_TIMEOUT) or 60)
     return max(ray_timeout - 30, ray_timeout / 2)
 

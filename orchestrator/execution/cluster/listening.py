@@ -1,4 +1,5 @@
-"""Where this process and the processes that it has started accept connections, and who accepts them at an address."""
+"""The addresses at which this process and its child processes listen, and the users whose processes listen at an
+address."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from typing import Any, NamedTuple
 
 from orchestrator.execution.cluster.ray_internals import psutil
 
-LISTEN = "0A"  # in Linux's tables of connections
-LENGTHS = {8: socket.AF_INET, 32: socket.AF_INET6}
+LISTEN = "0A"  # the state of a listening socket in /proc/net/tcp
+LENGTHS = {8: socket.AF_INET, 32: socket.AF_INET6}  # hexadecimal digits of an address there
 
 
 class Address(NamedTuple):
@@ -30,6 +31,7 @@ class Address(NamedTuple):
 
 
 def listening() -> set[Address]:
+    """The TCP addresses at which this process and its child processes listen."""
     this = psutil.Process()
     found: set[Address] = set()
     for process in (this, *this.children(recursive=True)):
@@ -44,8 +46,8 @@ def reachable_from_outside(addresses: set[Address]) -> list[Address]:
 
 
 def owners_of(address: str) -> set[int]:
-    """The users whose processes accept connections at IP:PORT on this machine; empty if none does, or if it is not one
-    address of this machine."""
+    """The ids of the users whose processes listen at IP:PORT on this machine. Empty if none does, or if the address is
+    not certain to be of this machine alone."""
     host, _, port = address.rpartition(":")
     try:
         ip = ipaddress.ip_address(_unmapped(host.strip("[]")))
@@ -55,11 +57,12 @@ def owners_of(address: str) -> set[int]:
     own = {_unmapped(each.address) for each in addresses}
     if "%" in host or ip.is_unspecified or ip.is_link_local or not (ip.is_loopback or str(ip) in own):
         return set()
-    # the tables do not say whether a socket at :: serves IPv4, too: it does not count for IPv4
+    # the tables do not say whether a socket at :: serves IPv4, too, so it does not count as a listener for IPv4
     return _listeners(int(port), {str(ip), "::" if ip.version == 6 else "0.0.0.0"})
 
 
 def _listeners(port: int, ips: set[str]) -> set[int]:
+    """The ids of the users whose processes listen on this port at any of these addresses."""
     lines = [
         line.split()
         for table in ("/proc/net/tcp", "/proc/net/tcp6")
@@ -83,5 +86,6 @@ def _decoded(text: str) -> tuple[str, int]:
 
 
 def _unmapped(ip: str) -> str:
+    """The address without its zone; as IPv4 if it is an IPv4-mapped IPv6 address."""
     parsed = ipaddress.ip_address(ip.partition("%")[0])
     return str(getattr(parsed, "ipv4_mapped", None) or parsed)

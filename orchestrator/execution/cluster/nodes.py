@@ -1,4 +1,4 @@
-"""The nodes of the cluster: their resources, what is free, and which other jobs use the rest."""
+"""The nodes of the cluster, their resources, and which of these are free or used by other jobs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def node_resources() -> list[dict[str, float]]:
 
 
 def free_resources(without: Collection[str] = ()) -> list[dict[str, float]]:
-    """`without`: ids of nodes that are left out."""
+    """The free resources of every node. `without`: ids of nodes to leave out."""
     free = ray_internals.available_resources_per_node()
     return [resources for node, resources in free.items() if node not in without]
 
@@ -94,8 +94,8 @@ def requested(bundles: Sequence[dict[str, float]], strategy: str) -> Iterator[No
 
 
 def reserved_for_children() -> dict[str, float] | None:
-    """If this process runs in a placement group, such as a Tune trial: the resources that the group has besides those
-    of the process itself. Its actors can use nothing else. None outside of a placement group."""
+    """If this process runs in a placement group, for example as a Tune trial: the resources of the group without those
+    of the process itself. Actors that the process starts can use no others. None outside of a placement group."""
     group = ray.util.get_current_placement_group() if ray.is_initialized() else None
     if group is None:
         return None

@@ -1,5 +1,5 @@
-"""A folder for the sockets, logs and spilled objects of a local Ray, and for Tune's own files, which only this user can
-enter.
+"""A folder that only this user can enter, for the sockets, logs and spilled objects of a local Ray, and for Tune's own
+files.
 
 By default, the Rays of all users share one folder, in which every user can rename the files of others, even the sockets
 of a running Ray.
@@ -17,12 +17,12 @@ from trainables.files import is_private
 
 LONGEST_SOCKET = 107  # bytes in the path of a Unix socket
 LONGEST_SUFFIX = len("/fedsweep-0123456789/r/session_2026-01-01_00-00-00_000000_0000000/sockets/plasma_store.1")
-FALLBACK = "/tmp"  # short enough
+FALLBACK = "/tmp"  # if the path of a socket would be too long elsewhere
 
 
 def private_folder() -> Path:
     """A folder in RAY_TMPDIR, TMPDIR or /tmp. It is the same for every run, so that the logs of earlier runs can be
-    found; if another user has created it, a new one is made."""
+    found. If another user has created or can enter it, a new one is made."""
     from orchestrator.execution.cluster.ray_internals import get_default_system_temp_dir
 
     place = Path(get_default_system_temp_dir() or FALLBACK).absolute()

@@ -48,8 +48,8 @@ RAY_PROGRAMS = ("raylet", "gcs_server")
 
 
 class JobConfigWithoutFolders(JobConfig):
-    """Keeps the driver's current folder and the folder of its script out of the workers' search path: a `torch.py` in
-    either would be executed. Ray adds both to its front, unless the job has its own working directory."""
+    """Keeps the driver's current folder and the folder of its script out of the workers' `sys.path`: a `torch.py` in
+    either would be executed. Ray adds both folders to the front, unless the job has its own working directory."""
 
     def _runtime_env_has_working_dir(self) -> bool:
         return True
@@ -68,7 +68,7 @@ def detect_local_resources(object_store_memory: int, memory: int) -> dict[str, f
 
 
 def own_clusters() -> set[str | None]:
-    """The addresses of the clusters that Ray's processes of this user belong to, on this machine."""
+    """The addresses of the clusters that this user's Ray processes on this machine belong to."""
     found: set[str | None] = set()
     for process in psutil.process_iter(["uids", "cmdline", "exe"]):
         executable = os.path.basename(process.info["exe"] or "")
@@ -90,7 +90,7 @@ def head_answers(timeout_s: float) -> bool:
 
 
 def dead_local_processes() -> list[str]:
-    """The processes of a Ray that this process has started which have died."""
+    """Names of the processes that have died, of a Ray that this process has started."""
     node = worker._global_node
     return [] if node is None else [str(kind) for kind, _ in node.dead_processes()]
 
@@ -137,8 +137,8 @@ def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def minimal_local_ray() -> Iterator[None]:
-    """A Ray started in this block runs without the dashboard, the autoscaler and the log monitor: processes that each
-    import Ray first, and that a local Ray has no use for."""
+    """A Ray started in this block runs without the dashboard, the autoscaler and the log monitor. A local Ray does not
+    need these processes, and each of them imports Ray, which takes time."""
     params = functools.partial(parameter.RayParams, no_monitor=True, include_log_monitor=False)
     with (
         patched(parameter, "RayParams", params),
