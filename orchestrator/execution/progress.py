@@ -39,7 +39,7 @@ class SweepProgress:
     trials_total: int
     """Including stages that have not started, as far as their size is known."""
     rounds_left: int
-    """Trial-rounds of the trials that have not ended."""
+    """Trial-rounds of the trials that have not ended. A trial that several searches wait for counts for each."""
 
     @classmethod
     def of(cls, sweep: Sweep) -> SweepProgress:

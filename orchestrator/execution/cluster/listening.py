@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from orchestrator.execution.cluster.ray_internals import psutil
 
 LISTEN = "0A"  # the state of a listening socket in /proc/net/tcp
-LENGTHS = {8: socket.AF_INET, 32: socket.AF_INET6}  # hexadecimal digits of an address there
+LENGTHS = {8: socket.AF_INET, 32: socket.AF_INET6}  # by the number of hexadecimal digits of an address there
 
 
 class Address(NamedTuple):
@@ -46,8 +46,8 @@ def reachable_from_outside(addresses: set[Address]) -> list[Address]:
 
 
 def owners_of(address: str) -> set[int]:
-    """The ids of the users whose processes listen at IP:PORT on this machine. Empty if none does, or if the address is
-    not certain to be of this machine alone."""
+    """The ids of the users whose processes listen at IP:PORT on this machine. Empty if none does, or if the address may
+    be that of another machine."""
     host, _, port = address.rpartition(":")
     try:
         ip = ipaddress.ip_address(_unmapped(host.strip("[]")))

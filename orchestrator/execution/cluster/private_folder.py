@@ -17,7 +17,7 @@ from trainables.files import is_private
 
 LONGEST_SOCKET = 107  # bytes in the path of a Unix socket
 LONGEST_SUFFIX = len("/fedsweep-0123456789/r/session_2026-01-01_00-00-00_000000_0000000/sockets/plasma_store.1")
-FALLBACK = "/tmp"  # if the path of a socket would be too long elsewhere
+FALLBACK = "/tmp"  # used if the path of a socket would be too long in another folder
 
 
 def private_folder() -> Path:
