@@ -39,8 +39,8 @@ READ_ERRORS = (
 )
 
 
-EXPANDS_FROM_BYTES = 1 << 30
-MOST_EXPANSION = 200  # features compress far less, a file of zeros a thousand times
+EXPANDS_FROM_BYTES = 1 << 30  # less is never refused
+MOST_EXPANSION = 200  # features are compressed by a much smaller factor, a file of zeros by about 1000
 
 
 def check_expansion(path: str, name: str, expanded: int, size: int) -> None:
@@ -60,7 +60,7 @@ def sha256(path: str) -> str:
 
 
 def read_backbone(text: str) -> dict[str, Any]:
-    """The description of a backbone in a feature file or a model, checked; raises ValueError."""
+    """Parse the description of a backbone in a feature file or a model. Raises ValueError if a part is missing."""
     about = json.loads(text)
     if not isinstance(about, dict) or not isinstance(about.get("details"), dict):
         raise ValueError("its backbone is not described")
@@ -90,7 +90,7 @@ def read_npz(path: str, needs: Sequence[str] = ARRAYS, optional: Sequence[str] =
             arrays: dict[str, Any] = {}
             expanded = size = 0
             for name in (*needs, *(name for name in optional if name in file)):
-                member = name if name in file.zip.NameToInfo else f"{name}.npy"  # a member without ending is no array
+                member = name if name in file.zip.NameToInfo else f"{name}.npy"  # NumPy also reads members without .npy
                 info = file.zip.getinfo(member)
                 expanded, size = expanded + info.file_size, size + info.compress_size
                 check_expansion(path, name, expanded, size)
@@ -98,7 +98,7 @@ def read_npz(path: str, needs: Sequence[str] = ARRAYS, optional: Sequence[str] =
                 arrays[name] = file[name] if streamed is None else streamed
                 if not isinstance(arrays[name], np.ndarray | StoredRows):
                     raise UserError(f"data file {path}: {name} is not an array")
-                if not np.dtype(arrays[name].dtype).itemsize:  # empty texts: it may state any number of rows
+                if not np.dtype(arrays[name].dtype).itemsize:  # type U0: a header may state any number of rows
                     raise UserError(f"data file {path}: {name} holds nothing")
             return arrays
     except UserError:

@@ -85,7 +85,7 @@ class FeatureSet:
 
     @cached_property
     def classes(self) -> int:
-        """Public: the number of class names or, without names, the largest label plus one."""
+        """The number of class names or, without names, the largest label plus one. It is treated as public."""
         return len(self.class_names) or int(self.y_train.max()) + 1
 
     @property
@@ -194,8 +194,8 @@ def from_arrays(arrays: Mapping[str, NDArray], name: str = "arrays") -> FeatureS
 
 
 def rows_to_predict(path: str, schema: str = "") -> tuple[NDArray[np.float32], NDArray | None]:
-    """The test rows of a feature file, or all rows of a table, and their classes, by name or number, if it has them.
-    `schema`: JSON text of the schema that the model was trained with."""
+    """The test rows of a feature file, or all rows of a table, and their classes (names or numbers; None if the file
+    has no labels). `schema`: JSON text of the schema that the model was trained with."""
     if is_table(path) or os.path.isdir(path):
         if not schema:
             raise UserError(f"data {path} is a table, and the model was not trained on one; give a feature file")
@@ -285,6 +285,7 @@ def _check_classes(name: str, y_train: NDArray[np.int64], y_test: NDArray[np.int
 
 
 def _validated_features(name: str, key: str, x: NDArray, first: int = 0) -> NDArray[np.float32]:
+    """`first`: the number of the first row of `x` in the file, for error messages."""
     if x.ndim != 2 or 0 in x.shape or x.dtype.kind not in "fiub":
         raise UserError(
             f"data {name}: {key} must be a table of numbers, rows x features, but is {x.dtype} of shape {x.shape}"

@@ -15,7 +15,7 @@ LONGEST_NAME = 1000  # characters
 
 
 def text_array(values: Any) -> NDArray:
-    """An array from memory; objects that are all text, as pandas holds them, become text."""
+    """Convert to an array. An object array that holds only text, as in pandas, becomes a text array."""
     array = np.asarray(values)
     if array.dtype.kind in "OT" and array.size and all(isinstance(value, str) for value in array.flat):
         return array.astype(str)
@@ -45,7 +45,8 @@ def given_names(data: str, arrays: Mapping[str, Any], key: str) -> Names:
 
 
 def number_labels(data: str, arrays: Mapping[str, Any], names: Names) -> tuple[dict[str, NDArray], Names]:
-    """Text labels as numbers in the order of `names`; without names, in alphabetical order."""
+    """Text labels as numbers in the order of `names`; without names, in alphabetical order. Numeric labels are returned
+    unchanged."""
     labels = {key: arrays[key] for key in ("y_train", "y_test")}
     if not any(array.dtype.kind == "U" for array in labels.values()):
         return labels, names

@@ -71,7 +71,8 @@ def clients_of(clients: Clients, data: FeatureSet | None = None) -> int:
 
 
 def choose(text: str | None, clients: Clients | None, *, seed: int, data: FeatureSet | None = None) -> PartitionSpec:
-    """A partition of which parts may be left open: the clients that the data set names, else 20 simulated ones."""
+    """A partition with defaults for `text` and `clients`: the data set's own clients, if it names any and `clients` is
+    not a number; else `dirichlet:0.5`, with 20 clients."""
     own = data is not None and data.clients is not None and not isinstance(clients, int)
     text = text or ("explicit" if own else DEFAULT)
     if clients is None:
@@ -171,8 +172,8 @@ def _dirichlet(data: FeatureSet, spec: PartitionSpec) -> list[Rows]:
 
 
 def _classes(data: FeatureSet, spec: PartitionSpec) -> list[Rows]:
-    """Client i holds k consecutive classes of a shuffled cycle; a class is split evenly among the clients that hold
-    it."""
+    """The classes are shuffled. Each client takes the next k of them, starting again after the last one. A class is
+    split evenly among the clients that hold it."""
     k = int(spec.parameter)
     if k > data.classes:
         raise UserError(f"partition {to_text(spec)}: the data has only {data.classes} classes")

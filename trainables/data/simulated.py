@@ -1,8 +1,9 @@
 """Simulated estimation problems: data drawn from a generalised linear model with known weights, the truth.
 
 Covariates are independent and uniform on [-1, 1]. With the constant, ||x||^2 <= DIMENSION + 1, so the gradients of the
-logistic and the multinomial model are bounded. The truth depends on the task and the dimension alone: all draws
-estimate the same parameter. A client's rows depend on its number and the seed, not on the number of other clients.
+logistic and the multinomial model are bounded. The truth depends on the task and the dimension alone, so
+all seeds estimate the same parameter. A client's rows depend on its number and the seed, not on the number of other
+clients.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class Simulation:
 
 
 def parse(name: str, seed: int) -> Simulation | None:
-    """The simulation that a name describes, None for any other name. Without SEED in it, `seed` draws the data."""
+    """The simulation that a name describes, None for any other name. `seed` is used if the name has no SEED."""
     kind, _, text = name.partition(":")
     if kind != "simulated":
         return None
@@ -106,5 +107,5 @@ def parse(name: str, seed: int) -> Simulation | None:
 
 
 def drawn_by_seed(name: str) -> bool:
-    """Whether every seed of a study draws its own data: the name has no SEED."""
+    """Whether this is a simulation without SEED in its name, so that every seed of a study draws its own data."""
     return name.startswith("simulated:") and name.count(",") == 4

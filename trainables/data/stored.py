@@ -1,4 +1,4 @@
-"""Features that stay on disk: clients' rows are read from the file block by block, never the whole table.
+"""Features that stay on disk: rows are read from the file block by block, never the whole table at once.
 
 For data sets larger than a node's memory. The file is an uncompressed npz (`np.savez`) at a path that all nodes can
 read, or at a URL.
@@ -25,9 +25,9 @@ from trainables.urls import as_user_error, is_local, open_filesystem, shown_url
 STREAM_FROM_BYTES = int(os.environ.get("FEDSWEEP_STREAM_FROM_MB", "1024")) << 20
 """Uncompressed tables of at least this size are not loaded into memory."""
 BLOCK_BYTES = 16 << 20
-SPARSE_FROM_BYTES = 1 << 30
+SPARSE_FROM_BYTES = 1 << 30  # smaller files are never refused
 MOST_SPARSE = 200
-"""Times that a file may be larger than the space that it takes."""
+"""A larger file may have at most this many times the size of its space on disk."""
 LOCAL_HEADER = struct.Struct("<4s5H3I2H")  # of a zip member; ends with the lengths of the name and the extra field
 
 
@@ -39,7 +39,7 @@ def open_file(source: str) -> IO[bytes]:
 
 
 def _not_sparse(file: IO[bytes], source: str) -> IO[bytes]:
-    """Holes in a file take no space on disk, and are read as zeros."""
+    """Refuse a file that consists mostly of holes, which take no space on disk and are read as zeros."""
     status = os.fstat(file.fileno())
     if status.st_size > max(SPARSE_FROM_BYTES, MOST_SPARSE * 512 * status.st_blocks):
         file.close()
@@ -49,7 +49,7 @@ def _not_sparse(file: IO[bytes], source: str) -> IO[bytes]:
 
 @dataclass(frozen=True)
 class StoredRows:
-    """Replaces a float32 array (rows, features) where rows are selected by index."""
+    """Features on disk. Selecting rows by index reads them as a float32 array (rows, features)."""
 
     source: str
     size: int

@@ -17,7 +17,7 @@ def hold_out(
 
     `row`: the same fraction of every class, or of all rows if not stratified. A client whose rows would all be held out
     keeps its first row.
-    `client`: whole clients, drawn by number. Neither the values nor the sizes decide which."""
+    `client`: whole clients, drawn by number. The draw depends on neither their values nor their sizes."""
     in_range(0, 1, "()", validation_fraction=fraction)
     if by == "client":
         return _whole_clients(data, clients, fraction, seed)

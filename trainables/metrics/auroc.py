@@ -1,4 +1,4 @@
-"""AUROC: the probability that a row of a class scores higher for it than a row of another class."""
+"""AUROC: the probability that a row of a class has a higher score for this class than a row of another class."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ class AUROC(Metric):
     title = "AUROC"
 
     def compute(self, predictions: Predictions) -> torch.Tensor:
-        """One class against the others, from the probabilities; a tie counts half. Mean over the classes."""
+        """The AUROC of each class against the others, as a mean over the classes. Rows are ranked by the probability of
+        the class; a tie counts half."""
         values, order = predictions.scores.softmax(1).sort(0)
         positive = predictions.one_hot.gather(0, order).double()
         rows, count = len(values), positive.sum(0)

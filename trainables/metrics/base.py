@@ -71,7 +71,8 @@ class Metric(ABC):
 
 
 class BuiltIn(Metric):
-    """A metric that the server computes from the models' own evaluation."""
+    """A metric that the server computes in every evaluation, from the model's losses, predictions or weights. `compute`
+    is not used."""
 
     def compute(self, predictions: Predictions) -> torch.Tensor:
         raise NotImplementedError

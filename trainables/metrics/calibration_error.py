@@ -1,4 +1,4 @@
-"""Expected calibration error: how far the probabilities of predictions are from the share that is correct."""
+"""Expected calibration error: how far the probabilities of predictions are from the share of correct ones."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ class CalibrationError(Metric):
     def compute(self, predictions: Predictions) -> torch.Tensor:
         confidence = predictions.scores.softmax(1).amax(1)
         correct = (predictions.predicted == predictions.labels).double()
-        bins = (confidence * BINS).ceil().long().clamp(1, BINS) - 1  # the upper end belongs to a bin
+        bins = (confidence * BINS).ceil().long().clamp(1, BINS) - 1  # a bin includes its upper end, not its lower
         gaps = torch.bincount(bins, weights=confidence - correct, minlength=BINS)
         return 100 * gaps.abs().sum() / len(bins)

@@ -1,4 +1,4 @@
-"""The mean loss of the model that is trained: the cross-entropy, or its counterpart for counts."""
+"""The mean loss of the model that is trained: the cross-entropy, or the Poisson negative log-likelihood for counts."""
 
 from __future__ import annotations
 

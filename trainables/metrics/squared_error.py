@@ -1,4 +1,4 @@
-"""The squared distance of the weights from those that simulated labels were drawn from."""
+"""The squared distance of the weights from the true weights, with which labels were simulated."""
 
 from __future__ import annotations
 

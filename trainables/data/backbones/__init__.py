@@ -51,14 +51,14 @@ def weights_sha256(weights: Path) -> str:
 
 def _open_weights(weights: Path) -> IO[bytes]:
     file = open_plain(weights, follow=True)
-    if os.fstat(file.fileno()).st_size > LARGEST_WEIGHTS:  # it may be sparse
+    if os.fstat(file.fileno()).st_size > LARGEST_WEIGHTS:  # also if it is sparse and takes little disk space
         file.close()
         raise UserError(f"weights {weights} are larger than {LARGEST_WEIGHTS >> 20} MiB")
     return file
 
 
 def _read_state(weights: Path) -> dict[str, torch.Tensor]:
-    """Refuse a file that declares more than it holds, by compression or by repeating one number (strides of 0)."""
+    """The state dict. Refuses arrays that are larger than their file, by compression or by strides of 0."""
     with _open_weights(weights) as file:
         if zipfile.is_zipfile(file):
             with zipfile.ZipFile(file) as archive:
@@ -127,5 +127,5 @@ def from_wordllama() -> torch.nn.Module:
         import wordllama
     except ImportError:
         raise UserError("backbone 'wordllama' needs wordllama; install it with: pip install 'fedsweep[text]'") from None
-    package = Path(wordllama.__file__).parent  # it looks for its own tokenizer only in the cache
+    package = Path(wordllama.__file__).parent  # wordllama looks for its packaged tokenizer only in `cache_dir`
     return _TextVectors(wordllama.WordLlama.load(cache_dir=package, disable_download=True)).eval()

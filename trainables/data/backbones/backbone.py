@@ -40,7 +40,7 @@ class Backbone:
     details: dict[str, Any]
     """Weights, preprocessing and versions, for the provenance."""
     rows: str = IMAGES
-    """What it takes: images, texts, or either ("", unknown)."""
+    """What the backbone takes: images or texts; "" if it may take either."""
     batch: int = 64
     """Default number of rows per batch."""
     versions: dict[str, str] = field(default_factory=dict)
@@ -98,6 +98,8 @@ def from_package(name: str) -> Backbone:
 
 
 class _Roots(torch.nn.Module):
+    """See `with_roots`."""
+
     def __init__(self, network: torch.nn.Module) -> None:
         super().__init__()
         self.network = network
@@ -108,15 +110,15 @@ class _Roots(torch.nn.Module):
 
 
 def with_roots(backbone: Backbone, name: str) -> Backbone:
-    """The square roots of a backbone's features, with their signs: a few large features outweigh the others less."""
+    """The square roots of a backbone's features, with their signs, so that a few large features dominate less."""
     return replace(
         backbone, name=name, network=_Roots(backbone.network), details=backbone.details | {"features": "square roots"}
     )
 
 
 def from_function(name: str, function: Callable[[], Any], code: str) -> Backbone:
-    """A network of the user's: `function()` returns a torch module and a function that turns one image (PIL) or one
-    text into its input. `code`: hash of the user's code."""
+    """A user's network. `function()` returns a torch module, and a function that turns one image (PIL) or one text into
+    the module's input. `code`: hash of the user's code."""
     with plugin_errors(f"backbone {name}"):
         returned = function()
     network, preprocess = returned if isinstance(returned, tuple) and len(returned) == 2 else (None, None)
@@ -138,8 +140,8 @@ def from_function(name: str, function: Callable[[], Any], code: str) -> Backbone
 
 
 def image_input(mean: Sequence[float], std: Sequence[float], size: int) -> ToInput:
-    """Normalised images of size x size pixels; others are rescaled (bilinear), also if that changes their shape. The
-    device rescales them: bytes are small to send."""
+    """A function that normalises images and rescales them to size x size pixels (bilinear, without keeping the aspect
+    ratio). Both happen on the device: images are sent as bytes, which are smaller than floats."""
 
     def to_input(images: Iterable[NDArray], device: torch.device) -> Tensor:
         if isinstance(images, np.ndarray):

@@ -109,8 +109,8 @@ def extract_pieces(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Path]:
     """The files with the features of all items, as float16. Pieces are saved in `folder`, named by a hash of their
-    items and `identity`. `identity` must name everything else that can change them, so that pieces are reused only by
-    the same extraction."""
+    items and `identity`. `identity` must name everything else that can change the features, so that pieces are reused
+    only by the same extraction."""
     in_range(1, 100_000, batch=batch)
     torch_device = device_of(device)
     network = network.to(torch_device).eval()

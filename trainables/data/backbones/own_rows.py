@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
-"""Decoders that may run: other formats of Pillow call programs, such as Ghostscript."""
+"""Decoders that may run. For some other formats, Pillow calls external programs such as Ghostscript."""
 FILE, LABEL, SPLIT = "file", "label", "split"
 PARTS = ("train", "test")
 MOST_NAMED = 20  # broken images named in one message
@@ -151,7 +151,7 @@ def folder_table(folder: Path) -> Table:
 
 
 def column_of_files(source: str, values: NDArray) -> list[Path]:
-    """Paths in a table are relative to its folder."""
+    """The paths of the images in a column of a table, which are relative to the table's folder."""
     folder = Path(source).parent
     paths = [folder / str(value) for value in values]
     missing = next((path for path in paths if not os.path.isfile(path)), None)

@@ -97,7 +97,8 @@ def _epoch(
     schedule: Schedule,
     number: int,
 ) -> float:
-    """The order of the images and their shifts depend only on the seed and the epoch."""
+    """Train for one epoch; returns the mean loss. The order of the images and their shifts depend only on the seed and
+    the epoch."""
     network.train()
     generator = torch.Generator().manual_seed(schedule.seed * 1_000_003 + number)
     order = torch.randperm(len(y), generator=generator)
@@ -116,7 +117,7 @@ def _epoch(
 
 
 def _augmented(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Images shifted by up to four pixels, half of them mirrored."""
+    """Images shifted by up to `SHIFT` pixels; each is mirrored with probability 1/2."""
     count, _, height, width = x.shape
     padded = functional.pad(x, [SHIFT] * 4)
     down, right = torch.randint(0, 2 * SHIFT + 1, (2, count, 1), generator=generator).to(x.device)

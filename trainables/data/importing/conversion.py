@@ -74,6 +74,7 @@ def roles_of(schema: Schema) -> list[str]:
 
 
 def _width(schema: Schema) -> int | None:
+    """The declared number of features of an SVMlight file or a bare array, whose columns form one array `features`."""
     column = (schema.columns or {}).get("features")
     return column.width if column is not None else None
 
@@ -152,6 +153,7 @@ def column_of(source: str, table: Table, name: str) -> NDArray:
 
 
 def _columns(source: str, table: Table, schema: Schema, found: Converted) -> dict[str, Column]:
+    """The columns that become features. Writes the names of the others to `found.unused`."""
     others = [name for name in table if name not in roles_of(schema)]
     if schema.columns is None:
         if not others:
@@ -164,6 +166,7 @@ def _columns(source: str, table: Table, schema: Schema, found: Converted) -> dic
 
 
 def _width_of(values: NDArray, column: Column) -> int:
+    """The number of features that a column becomes."""
     return len(column.categories or ()) or values.size // len(values)
 
 
@@ -181,7 +184,8 @@ def _features(source: str, table: Table, columns: dict[str, Column], notes: list
 
 
 def _note_scales(x: NDArray[np.float32], table: Table, columns: dict[str, Column], notes: list[str]) -> None:
-    """Rows are scaled as a whole later, so a column in another unit outweighs all others."""
+    """Add a note if one column varies far more than the others. Training scales whole rows, not columns, so such a
+    column would outweigh the others."""
     spreads = x.std(axis=0, dtype=np.float64)
     names = [name for name, column in columns.items() for _ in range(_width_of(table[name], column))]
     varying = spreads[spreads > 0]
@@ -219,7 +223,7 @@ def _scaled_numbers(source: str, values: NDArray, name: str, column: Column, not
 
 
 def _first_row(wrong: NDArray[np.bool_]) -> int:
-    """Counted from 1, without the header."""
+    """The first row with a wrong value, counted from 1 without the header."""
     rows = wrong if wrong.ndim == 1 else wrong.any(axis=1)
     return int(np.flatnonzero(rows)[0]) + 1
 
@@ -309,7 +313,8 @@ def _clients(source: str, table: Table, schema: Schema) -> NDArray | None:
 
 
 def _test_rows(source: str, table: Table, schema: Schema, clients: NDArray | None) -> NDArray[np.bool_]:
-    """Stated by a column, or drawn by row number. The draw leaves at least one train row to every client."""
+    """Which rows are test rows: as a column states, or drawn by row number. The draw leaves at least one train row to
+    every client."""
     if schema.split:
         texts = np.char.lower(texts_of(source, table, schema.split, "split"))
         wrong = ~np.isin(texts, ["train", "test"])

@@ -1,4 +1,4 @@
-"""Writes a draft of a schema for the user to check. It looks at the data, so it says what must be checked."""
+"""Writes a draft of a schema. Its values come from the data, so its comments tell the user what to check."""
 
 from __future__ import annotations
 
@@ -94,13 +94,14 @@ def _limits(numbers: NDArray) -> tuple[float, float]:
 
 
 def _yaml(value: object) -> str:
-    """JSON is YAML: texts are quoted where YAML might read something else."""
+    """A value as YAML. Texts that YAML might read as something else are quoted as in JSON."""
     if isinstance(value, list):
         return f"[{', '.join(map(_yaml, value))}]"
     plain = isinstance(value, str) and value.isidentifier() and value.lower() not in RESERVED
     if plain:
         return str(value)
-    return json.dumps(value, ensure_ascii=isinstance(value, str) and not value.isprintable())  # no line breaks
+    # Unicode line breaks are escaped
+    return json.dumps(value, ensure_ascii=isinstance(value, str) and not value.isprintable())
 
 
 RESERVED = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}

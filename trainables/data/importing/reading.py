@@ -161,7 +161,7 @@ def read_parquet(source: str, file: IO[bytes]) -> Any:
     memory = _Memory(source, file.seek(0, io.SEEK_END))
     try:
         content = pyarrow.parquet.ParquetFile(file)
-        # metadata of columns is not read: if damaged, it crashes the process
+        # column metadata is not read: if it is damaged, pyarrow crashes the process
         memory.add(8 * content.metadata.num_rows * content.metadata.num_columns)
         for field in content.schema_arrow:
             if pa.types.is_nested(field.type) and not _is_list_of_numbers(field.type):
@@ -213,7 +213,7 @@ def _column(source: str, name: str, values: Sequence[Any], memory: _Memory) -> N
 
 
 def as_text(value: Any) -> str:
-    """A number without a fraction as an integer: Parquet and NumPy may hold ids as floats."""
+    """A value as text. A float without a fraction becomes an integer: Parquet and NumPy may hold ids as floats."""
     if isinstance(value, bool | np.bool_):
         return str(bool(value)).lower()
     if isinstance(value, float | np.floating):
@@ -297,7 +297,8 @@ def _check_rows(source: str, arrays: dict[str, NDArray]) -> None:
 
 
 def _bare_array(source: str, array: NDArray, roles: Sequence[str]) -> Table:
-    """The columns with a role by number, the others as the array `features`; a structured array by its field names."""
+    """Columns with a role are named by their numbers, as in `roles`; the others become the array `features`. The
+    columns of a structured array are its fields."""
     if array.dtype.names is not None:
         return {name: _checked(source, name, array[name]) for name in array.dtype.names}
     if array.ndim != 2:

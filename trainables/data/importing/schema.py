@@ -23,7 +23,7 @@ class _Part(BaseModel):
 
 
 def _text(value: Any) -> Any:
-    """YAML reads 1 as a number, and yes as true."""
+    """Convert numbers to text, and refuse booleans: YAML reads 1 as a number, and yes as true."""
     if isinstance(value, bool):
         raise ValueError(f"{str(value).lower()} is read as true or false; write it in quotes")
     return str(value) if isinstance(value, int | float) else value

@@ -16,7 +16,7 @@ class File:
     name: str
     url: str
     checksum: str = ""
-    """`md5:…`, `sha256:…`, or `sha256-prefix:…` if only the first digits are known, which are in the file's name."""
+    """`md5:…`, `sha256:…`, or `sha256-prefix:…` if only the first digits are known, from the file's name."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Finds the files of a source: among the user's files, in the cache, or on the network.
 
-An interrupted download resumes where it stopped. A file enters the cache only if its checksum is right.
+An interrupted download resumes where it stopped. A download stays in the cache only if its checksum is right.
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ def _download(file: File, target: Path, progress: Progress) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cache folder {target.parent} cannot be created: {error.strerror}") from None
+    # pooch cannot check a prefix; `checksum_error` does below
     known = None if file.checksum.startswith("sha256-prefix") else file.checksum or None
     pooch.get_logger().setLevel("ERROR")
     downloader = _ResumingDownloader(target.with_name(f"{target.name}.part"), file.name, progress)

@@ -172,7 +172,7 @@ def _idx_files(paths: Paths) -> Raw:
 
 
 def _emnist(paths: Paths, split: str) -> Raw:
-    """One split of the archive. Its images are transposed."""
+    """One split of the archive, which stores images transposed."""
     (path,) = paths.values()
     names = [
         f"gzip/emnist-{split}-{part}-{what}-ubyte.gz"

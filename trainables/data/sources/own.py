@@ -76,7 +76,7 @@ def prepare(rows: OwnRows, backbone: Backbone, target: Path, options: Options) -
 
 
 def rows_to_predict(path: Path, record: Mapping[str, Any], backbone: Backbone) -> tuple[Items, list[str], list[str]]:
-    """New images or texts, their names, and their classes if they are known: those of a folder of images, an image, or
+    """New images or texts, their names, and their classes ("" where unknown). `path`: a folder of images, an image, or
     a table with the column that the model was trained on."""
     if path.is_dir():
         files = own_rows.images_in(path)
@@ -122,7 +122,7 @@ def _items(source: str, values: NDArray, column: str, backbone: Backbone) -> Ite
 
 
 def _write(target: Path, rows: OwnRows, pieces: Mapping[str, Sequence[Path]], backbone: Backbone) -> None:
-    """An uncompressed archive, whose train rows can be read in place."""
+    """Write an uncompressed archive, from which train rows can be read block by block."""
     record = np.array(backbone.record(rows.column, rows.label if rows.column else ""))
     arrays: dict[str, Any] = {**rows.assigned.arrays, "backbone": record, **pieces}
     content = hashlib.sha256()

@@ -132,7 +132,7 @@ def _archive_digest(file: Any) -> str:
 
 
 def provenance_of(path: Path) -> dict[str, Any] | None:
-    """The provenance inside a feature file; None if it has none. Raises if its content does not match."""
+    """The provenance inside a feature file; None if it has none. Raises if the file was changed since."""
     try:
         with open_file(str(path)) as content, np.load(content, allow_pickle=False) as file:
             if PROVENANCE not in file:
