@@ -1,8 +1,8 @@
 """Simulated estimation problems: data drawn from a generalised linear model with known weights, the truth.
 
 Covariates are independent and uniform on [-1, 1]. With the constant, ||x||^2 <= DIMENSION + 1, so the gradients of the
-logistic and the multinomial model are bounded. The truth depends on the task and the dimension alone, so
-all seeds estimate the same parameter. A client's rows depend on its number and the seed, not on the number of other
+logistic and the multinomial model are bounded. The truth depends on the task and the dimension alone, so all
+seeds estimate the same parameter. A client's rows depend on its number and the seed, not on the number of other
 clients.
 """
 

@@ -27,11 +27,12 @@ STREAM_FROM_BYTES = int(os.environ.get("FEDSWEEP_STREAM_FROM_MB", "1024")) << 20
 BLOCK_BYTES = 16 << 20
 SPARSE_FROM_BYTES = 1 << 30  # smaller files are never refused
 MOST_SPARSE = 200
-"""A larger file may have at most this many times the size of its space on disk."""
+"""A larger file may be at most this many times as large as its space on disk."""
 LOCAL_HEADER = struct.Struct("<4s5H3I2H")  # of a zip member; ends with the lengths of the name and the extra field
 
 
 def open_file(source: str) -> IO[bytes]:
+    """Open a file at a path or URL. A local file must be a regular one, and not almost empty."""
     if "://" not in source:
         return _not_sparse(open_plain(Path(source), follow=True), source)
     files, path = open_filesystem(source)

@@ -25,6 +25,7 @@ def hold_out(
 
 
 def _without(data: FeatureSet, clients: Partition, drawn: ValidationSet) -> tuple[Partition, ValidationSet]:
+    """A drawn row that its client keeps is not a validation row."""
     train = clients.without(drawn.rows)
     kept = ~np.isin(drawn.rows, np.concatenate(train.rows))
     if kept.all():

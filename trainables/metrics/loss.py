@@ -1,4 +1,4 @@
-"""The mean loss of the model that is trained: the cross-entropy, or the Poisson negative log-likelihood for counts."""
+"""The mean of the loss that is trained on: cross-entropy, Poisson negative log-likelihood, or a plug-in's own."""
 
 from __future__ import annotations
 

@@ -15,8 +15,7 @@ def last_of_ties(values: torch.Tensor) -> torch.Tensor:
 
 
 def mean_of_classes(values: torch.Tensor, positives: torch.Tensor, rows: int) -> torch.Tensor:
-    """Mean over the classes that have both positive and negative rows.
-    With two classes, the value of class 1."""
+    """Mean over the classes that have both positive and negative rows. With two classes, the value of class 1."""
     if len(values) == 2:
         values, positives = values[1:], positives[1:]
     defined = (positives > 0) & (positives < rows)

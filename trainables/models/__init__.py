@@ -26,7 +26,8 @@ FORMS = ("softmax", "mlp:HIDDEN", "logistic", "multinomial", "poisson", FORM)
 
 
 HEADS: dict[str, Callable[[str, int, int], Model]] = {}
-"""Heads of plug-ins, by the word before the colon: called with the text after it, features and classes."""
+"""Heads of plug-ins, by the word before the colon: called with the text after it, and the numbers of features
+and classes."""
 
 
 @plugins.on_load
@@ -114,7 +115,7 @@ def parse(text: str, *, features: int, classes: int) -> Model:
     if kind == "softmax" and not parameter:
         return SoftmaxHead(features, classes)
     if kind == "mlp" and parameter.isdecimal():
-        if len(parameter) > LONGEST_NUMBER:  # Python converts no longer ones
+        if len(parameter) > LONGEST_NUMBER:  # Python refuses to convert more than 4300 digits
             raise UserError(f"model = '{text[:20]}...': HIDDEN has {len(parameter)} digits")
         in_range(1, 100_000, **{f"model = {text!r}: HIDDEN": int(parameter)})
         return MLPHead(features, int(parameter), classes)

@@ -8,15 +8,16 @@ Lanes with different centres share the raw rows, in one of two ways:
       predictors  (x - m)^T W + b = x^T W + (b - m^T W)
       gradient    sum (x - m) r^T = sum x r^T - m (sum r)^T, and sum r is the gradient of the constant b
 
-  This is elementwise and in float64, so a lane's bits do not depend on the other lanes. In sum x r^T a clipped row
-  counts up to 1 + ||m|| times as much as in the result, since ||r|| <= C / ||x - m|| <= C. So does the rounding of this
-  sum, which must stay far below the clip C: only short centres move into the constant, and few rows are added in
-  float32. The predictors' own rounding is harmless: the clip bounds every row for any residual r.
+  The conversion is elementwise and in float64, so a lane's bits do not depend on the other lanes. In sum x r^T a
+  clipped row counts up to 1 + ||m|| times as much as in the result, since ||r|| <= C / ||x - m|| <= C. The rounding
+  error of this sum grows by the same factor and must stay far below the clip C. So only short centres move into the
+  constant, and few rows are added in float32. The predictors' own rounding is harmless: the clip bounds every row for
+  any residual r.
 
 In both cases ||x - m|| is computed from the differences, once per row and distinct centre.
 
-Features may also be scaled: they become f (x - m), with a power of two f per lane. The model has f W in place of W for
-the unscaled features, and f times their gradient, which rounds nothing.
+Features may also be scaled: they become f (x - m), with a power of two f per lane. Lanes that share rows
+then use the weights f W with unscaled features, and their gradient is multiplied by f. Neither product is rounded.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ LONGEST = 32.0  # longest centre that may move into the constant; in sums of FLO
 FLOAT32_ROWS = 128  # rows that are added in float32 in torch, as in a tile of the C kernel
 
 Sharing = Literal["kernel", "constant", "no"]
-"""How lanes with different centres share rows: the kernel subtracts the centres, they move into the constant, or not at
-all."""
+"""How lanes with different centres share rows. `kernel`: the kernel subtracts the centres. `constant`: the centres move
+into the constant. `no`: the lanes of each centre are computed separately."""
 
 
 class Groups(NamedTuple):
@@ -46,21 +47,21 @@ class Groups(NamedTuple):
     means: torch.Tensor
     """(centres, features)"""
     lane: torch.Tensor
-    """The lane at every position."""
+    """(positions,): the lane at every position, where a group is `size` consecutive positions."""
     position: torch.Tensor
-    """The position of every lane."""
+    """(lanes,): a position of every lane."""
     centre: torch.Tensor
-    """The centre of every group."""
+    """(groups,): the index of every group's centre."""
 
 
 @dataclass(frozen=True, eq=False)
 class Centres:
     means: torch.Tensor
-    """(centres, features), all different."""
+    """(centres, features). All different; with `factors`, the pairs of mean and factor are."""
     of_lane: torch.Tensor
     """(lanes,): the index of every lane's centre."""
     factors: torch.Tensor | None = None
-    """(centres,): powers of two that multiply x - m; None: all are 1. A centre is then a pair of mean and factor."""
+    """(centres,): powers of two that multiply x - m; None: all are 1."""
 
     @classmethod
     def of(cls, centre: NDArray[np.float32], device: str, factor: NDArray[np.float32] | None = None) -> Centres:
@@ -109,8 +110,8 @@ class Centres:
         return {}
 
     def for_raw_features(self, theta: torch.Tensor, first_layer: int) -> torch.Tensor:
-        """Weights (..., lanes, d) for centred features converted to weights for raw features. `first_layer`: how many
-        of them the first layer has; its last row is the constant."""
+        """Weights (..., lanes, d) for centred features converted to weights for raw features. `first_layer`: the
+        number of weights of the first layer, whose last row is the constant."""
         moved = self.scaled_weights(theta, first_layer).clone()
         layer = self._as_matrix(moved, first_layer)
         terms = layer[..., :-1, :].double() * self._of_lanes
@@ -159,14 +160,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def for_any_centres(function: F) -> F:
-    """Marks a `Model.clipped_gradient_sum` that lanes with different centres may share, as the model's `sharing` says.
-    It uses the lanes' own norms (`Shard.norm`)."""
+    """Marks a `Model.clipped_gradient_sum` that computes lanes with different centres in one call. The model's
+    `sharing` says how. Every lane uses the column of `Shard.norm` for its centre."""
     function.for_any_centres = True  # type: ignore[attr-defined]
     return function
 
 
 def sharing_of(model: Any, shard: Any, theta: torch.Tensor, automatic: bool = False) -> Sharing:
-    """How lanes with different centres share rows. They do not for a plug-in's model, or for a subclass that overrides
-    the marked function."""
+    """How lanes with different centres share rows; `no` for a plug-in's model, or for a subclass that overrides the
+    marked function."""
     marked = getattr(type(model).clipped_gradient_sum, "for_any_centres", False)
     return model.sharing(shard, theta, automatic) if marked else "no"

@@ -1,7 +1,7 @@
 """Gradient sums and evaluations of lanes whose features are centred and scaled (see `centres`).
 
 Lanes are computed together from the raw rows if their model can do so. Otherwise, and for centres that are too long to
-move into the constant, the centre is subtracted from the rows, and its lanes are computed apart.
+move into the constant, the centre is subtracted from the rows, and its lanes are computed separately.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def clipped_gradient_sum(
     if shard.centres is None or isinstance(model, NetworkModel):
         return model.clipped_gradient_sum(shard, theta, clip, diagnose=diagnose, **options)
     sharing = sharing_of(model, shard, theta, **options)
-    apart = _computed_apart(shard.centres, sharing)
-    if not apart:
+    separate = _separate_centres(shard.centres, sharing)
+    if not separate:
         return _shared_sum(model, shard, theta, clip, sharing, diagnose, options)
     total = torch.empty(shard.clients, *theta.shape[-2:], dtype=torch.float64, device=theta.device)
     measured = torch.zeros(2, *total.shape[:2], device=theta.device)
-    for lanes, rows in _parts(shard, apart):
+    for lanes, rows in _parts(shard, separate):
         some = theta[..., lanes, :], clip[lanes]
         total[:, lanes], seen = _shared_sum(model, rows, *some, sharing, diagnose, options)
         if seen is not None:
@@ -43,13 +43,13 @@ def evaluate(model: Model, shard: Shard, theta: torch.Tensor) -> tuple[torch.Ten
     if shard.centres is None or isinstance(model, NetworkModel):
         return model.evaluate(shard, theta)
     sharing = sharing_of(model, shard, theta)
-    apart = _computed_apart(shard.centres, sharing)
-    if not apart:
+    separate = _separate_centres(shard.centres, sharing)
+    if not separate:
         return _shared_evaluation(model, shard, theta, sharing)
     losses = torch.empty(theta.shape[0], dtype=torch.float64, device=theta.device)
     correct = torch.empty(theta.shape[0], shard.rows, dtype=torch.bool, device=theta.device)
     right: torch.Tensor | None = None
-    for lanes, rows in _parts(shard, apart):
+    for lanes, rows in _parts(shard, separate):
         loss, right = _shared_evaluation(model, rows, theta[lanes], sharing)
         losses[lanes] = loss.double()
         if right is not None:
@@ -69,18 +69,19 @@ def feature_sum(model: Model, shard: Shard, bound: float) -> torch.Tensor:
     return model.feature_sum(shard, bound) if isinstance(model, NetworkModel) else shard.feature_sum(bound)
 
 
-def _computed_apart(centres: Centres, sharing: Sharing) -> list[int]:
-    """The centres whose lanes are computed apart."""
+def _separate_centres(centres: Centres, sharing: Sharing) -> list[int]:
+    """The centres whose lanes are computed separately."""
     if sharing == "kernel":
         return []
     return [centre for centre in centres.lanes if sharing == "no" or centre in centres.far]
 
 
-def _parts(shard: Shard, apart: list[int]) -> list[tuple[torch.Tensor, Shard]]:
-    """Lanes that are computed together, and their rows: raw ones with centres, or ones with the centre subtracted."""
+def _parts(shard: Shard, separate: list[int]) -> list[tuple[torch.Tensor, Shard]]:
+    """Groups of lanes that are computed together, with their rows. A centre in `separate` is subtracted from the rows
+    of its lanes. All other lanes share the raw rows."""
     assert shard.centres is not None
-    parts = [(shard.centres.lanes[centre], shard.centred(centre)) for centre in apart]
-    others = [lanes for centre, lanes in shard.centres.lanes.items() if centre not in apart]
+    parts = [(shard.centres.lanes[centre], shard.centred(centre)) for centre in separate]
+    others = [lanes for centre, lanes in shard.centres.lanes.items() if centre not in separate]
     if others:
         parts.append((torch.cat(others), shard.for_lanes(torch.cat(others))))
     return parts
@@ -103,7 +104,7 @@ def _shared_sum(
         total, seen = model.clipped_gradient_sum(shard, scaled, clip, diagnose=diagnose, **options)
         centres.scale_gradient_(total, model.blocks[0])
         return total, seen
-    raw = _last_raw.of(theta, centres, model.blocks[0])
+    raw = _cached_raw_weights.of(theta, centres, model.blocks[0])
     total, seen = model.clipped_gradient_sum(shard, raw, clip, diagnose=diagnose, **options)
     centres.centre_gradient_(total, model.blocks[0])
     return total, seen
@@ -123,4 +124,4 @@ def _raw_weights(theta: torch.Tensor, centres: Centres, first_layer: int) -> tor
     return centres.for_raw_features(theta, first_layer)
 
 
-_last_raw = LastCall(_raw_weights)
+_cached_raw_weights = LastCall(_raw_weights)

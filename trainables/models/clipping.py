@@ -16,7 +16,7 @@ from __future__ import annotations
 from trainables.lazy import torch
 
 SOFTENING = 0.01  # keeps tiny contributions from being scaled up to C
-EXPONENT = 120  # largest power of two to scale by, of either sign
+EXPONENT = 120  # `scaled_norm` scales by at least 2^-120 and at most 2^120
 
 
 def factors_(norm: torch.Tensor, bound: torch.Tensor, automatic: bool = False) -> torch.Tensor:
@@ -34,8 +34,8 @@ def clip_factors(values: torch.Tensor, bound: torch.Tensor, automatic: bool = Fa
 
 
 def scaled_norm(values: torch.Tensor, dim: int | tuple[int, ...]) -> torch.Tensor:
-    """The l2 norm, also where squares would underflow or overflow: they are computed after scaling by a power of two,
-    which changes no bits otherwise."""
+    """The l2 norm, also where squares would underflow or overflow. Values are first divided by a power of two, which is
+    exact, so other norms keep their bits."""
     _, exponent = torch.frexp(values.abs().amax(dim, keepdim=True))
     scale = torch.exp2(exponent.clamp(-EXPONENT, EXPONENT).to(values.dtype))
     return (values / scale).square().sum(dim).sqrt() * scale.squeeze(dim)

@@ -33,6 +33,7 @@ class Layout:
 
     @property
     def columns(self) -> int:
+        """Numbers per row of the weights, with padding."""
         if self.wide:
             return self.outputs * LANES
         width = library().vector_width()
@@ -169,9 +170,10 @@ T = TypeVar("T")
 class LastCall(Generic[T]):
     """Caches the last result of a function of theta: a host calls it with the same theta for many clients.
 
-    The cache is valid for the same tensor object, not written to by torch since. Writes that bypass torch, for example
-    through a shared NumPy array, are not detected. Per-client weights change at every step and are not cached. On a GPU
-    nothing is: a call that is recorded as a CUDA graph must compute the result, to do so in every replay."""
+    The cache is valid for the same tensor object, as long as torch has not written to it. Writes that bypass torch, for
+    example through a shared NumPy array, are not detected. Per-client weights change at every step and are not cached.
+    On a GPU nothing is cached: a call that is recorded as a CUDA graph must compute the result, so that every replay
+    does."""
 
     def __init__(self, make: Callable[..., T]) -> None:
         self._make = make

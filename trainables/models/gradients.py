@@ -1,15 +1,18 @@
-"""Norms and weighted sums of the gradients of every row in one array of parameters, not stored for large layers.
+"""Norms and weighted sums of per-example gradients with respect to one array of parameters.
+
+For large layers the gradients themselves are not stored:
 
     Expanded    the gradients themselves, for arrays as small as a norm layer's scale
     Product     e^T a, with a the input of a linear layer and e the derivative of its output, at T positions
 
-The squared norm of e^T a is the sum over pairs of positions of <a_s, a_t> <e_s, e_t> (Li et al. 2022), or that of the
-product itself, whichever takes fewer operations (Bu et al. 2022).
+The squared norm of e^T a is computed as the sum over pairs of positions of <a_s, a_t> <e_s, e_t> (Li et al. 2022), or
+from the product itself, whichever takes fewer operations (Bu et al. 2022).
 
 Norms and sums are in float64, from the same numbers, which the forward and the backward pass may have computed in any
 precision. So a clipped contribution is longer than its bound at most by a relative 2^-52 times the number of terms.
-Only the sum over pairs may cancel: its rounding is at most 2^-52 times the number of terms times the square of the sum
-of |a_t| |e_t|, which is added to it. `MARGIN`, by which the bound is reduced, covers the rest for up to 2^30 terms.
+Only the sum over pairs may cancel: its rounding error is at most 2^-52 times the number of terms times the square of
+the sum of |a_t| |e_t|. This bound is added to the sum. `MARGIN`, by which the clip is reduced, covers all other
+rounding for up to 2^30 terms.
 """
 
 from __future__ import annotations
@@ -56,12 +59,12 @@ class Product:
 
     def squared_norms(self) -> torch.Tensor:
         a, e = self.inputs.double(), self.errors.double()
-        positions, pairs, entries = a.shape[1], a.shape[2] + e.shape[2], a.shape[2] * e.shape[2]
-        if positions * pairs > entries:
+        positions, per_pair, entries = a.shape[1], a.shape[2] + e.shape[2], a.shape[2] * e.shape[2]
+        if positions * per_pair > entries:
             return (e.mT @ a).square().sum((1, 2))
         of_inputs, of_errors = a @ a.mT, e @ e.mT
         lengths = (of_inputs.diagonal(dim1=1, dim2=2) * of_errors.diagonal(dim1=1, dim2=2)).clamp(min=0).sqrt().sum(1)
-        rounding = (pairs + positions**2) * ROUNDING * lengths.square() if positions > 1 else 0.0
+        rounding = (per_pair + positions**2) * ROUNDING * lengths.square() if positions > 1 else 0.0
         return (of_inputs * of_errors).sum((1, 2)) + rounding
 
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
@@ -70,7 +73,7 @@ class Product:
 
 
 def joined(parts: Sequence[Gradients]) -> list[Gradients]:
-    """The same with neighbouring small arrays as one: fewer operations."""
+    """The same gradients, with neighbouring `Expanded` parts concatenated, which needs fewer operations."""
     found: list[Gradients] = []
     for expanded, group in itertools.groupby(parts, key=lambda part: isinstance(part, Expanded)):
         members = list(group)
@@ -79,5 +82,5 @@ def joined(parts: Sequence[Gradients]) -> list[Gradients]:
 
 
 def _without_dropped(values: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    """In float64; rows with factor 0 may hold numbers that are not finite."""
+    """The values in float64, with zeros in rows with factor 0, which may hold nan or infinity."""
     return values.double().masked_fill((factors == 0).unsqueeze(1), 0)

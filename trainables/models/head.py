@@ -1,4 +1,5 @@
-"""The base class of a model of your own: it defines its weights and the scores of one row; the rest is derived.
+"""The base class for models of plug-ins. A subclass defines its weights and the scores of one row; everything else is
+derived.
 
 Gradients are taken row by row, in chunks, so time grows with rows x weights. Lanes are computed one at a time.
 """

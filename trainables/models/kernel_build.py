@@ -1,5 +1,5 @@
-"""Identifies the kernels of a node by what they compute: another compiler, or another cached file, may round
-differently."""
+"""Identifies the kernels of a node: Triton by its version, C kernels by a hash of results, because another compiler or
+another cached file may round differently."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def _hash_of_sums() -> str:
 
 
 def _sums(wide: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Without torch, which the driver does not import."""
+    """The clipped gradient sum and the losses of fixed rows; without torch, which the driver does not import."""
     library = kernels.library()
     assert library is not None, "the C kernels are not compiled"
     width = library.vector_width()
     lanes = LANES if wide else 1
     columns = CLASSES * LANES if wide else -(-CLASSES // width) * width
     draw = np.random.default_rng(7)
-    # multiples of 1/128: the same bits everywhere
+    # multiples of 1/128, which are exact in float32: the inputs have the same bits on every machine
     x = (draw.integers(-256, 256, (ROWS, FEATURES)) / 128).astype(np.float32)
     norm = np.sqrt((x * x).sum(1, dtype=np.float64)).astype(np.float32)
     label = draw.integers(0, CLASSES, ROWS)

@@ -90,6 +90,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def _declare(found: ctypes.CDLL) -> ctypes.CDLL:
+    """Declare the argument types of the C functions."""
     place, number = ctypes.c_void_p, ctypes.c_int64
     found.vector_width.restype = number
     found.gradient_sums.argtypes = [
@@ -150,13 +151,14 @@ def _cache_folder() -> Path:
     status = folder.stat()
     if status.st_uid != os.geteuid():
         return _own_folder()
-    if status.st_mode & OTHERS_WRITE:  # its group may write
+    if status.st_mode & OTHERS_WRITE:  # only its group: `trusted_user_folder` refuses folders open to everyone
         folder.chmod(stat.S_IMODE(status.st_mode) & ~OTHERS_WRITE)
     return folder
 
 
 @cache
 def _own_folder() -> Path:
+    """A temporary folder, which is removed when this process exits."""
     folder = Path(tempfile.mkdtemp(prefix="fedsweep-kernels-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from trainables.lazy import torch
 
 MAX_CLIENTS = 256  # computed together on a GPU: memory holds one release per client and lane
-MIN_ROWS = 1024  # rows of a chunk of several clients on a GPU
+MIN_ROWS = 1024  # fewest rows per client in a chunk of several clients on a GPU
 ROW_MULTIPLE = 32  # small clients are padded to a multiple of this many rows
 ROWS_OF_MANY = 8192  # rows of very small clients that a CPU computes together: every call costs a millisecond
-WEIGHTS_OF_MANY = 1 << 14  # weights of all these clients in one lane, at most
+WEIGHTS_OF_MANY = 1 << 14  # most weights that all these clients have together in one lane
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,12 @@ class Shape:
     """How work is split on a device. Fixed per device type, because it determines how sums are rounded."""
 
     lanes: int
+    """Lanes of a block."""
     rows_together: int | None
-    """Rows of clients that are computed together. On a CPU about what fits the caches, so several small clients.
-    None on a GPU: up to `MAX_CLIENTS` clients, whatever their rows, since small steps would leave it idle."""
+    """Rows that are computed together. On a CPU about as many as fit the caches, so several small clients at a time.
+    None on a GPU: up to `MAX_CLIENTS` clients of any size, since small steps would leave the GPU idle."""
     cells: int
-    """Rows x classes x lanes of one chunk; on a CPU what fits the L2 cache."""
+    """Intermediate numbers of one chunk, such as rows x classes x lanes; on a CPU as many as fit the L2 cache."""
 
     def rows(self, width: int, clients: int = 1) -> int:
         """Rows of a chunk with `width` numbers per row and lane: a power of two, at least 64. On a CPU it does not
@@ -48,7 +49,7 @@ class Shape:
     ) -> list[tuple[tuple[int, ...], int]]:
         """Groups of clients to compute together, and the rows that each client is padded to. On a CPU the rows depend
         on the client alone: the number of rows can change the rounding, the other clients cannot.
-        `weights`: of the model in one lane. `apart`: one client at a time on a CPU."""
+        `weights`: number of weights in one lane. `apart`: on a CPU, compute one client at a time."""
         if self.rows_together is None:
             # clients of similar size together, which needs less padding
             by_size = sorted(clients, key=lambda client: (-sizes[client], client))
@@ -108,7 +109,7 @@ MAX_CELLS = 1 << 27  # numbers of the tiles' products in a GPU's memory
 
 
 def add_tile_products(total: torch.Tensor, x: torch.Tensor, values: torch.Tensor, tile: int) -> None:
-    """The same with fewer rows in float32. One call multiplies many tiles, on a CPU all."""
+    """`add_products` with float32 sums of only `tile` rows. One call multiplies many tiles, on a CPU all of them."""
     whole = x.shape[1] // tile * tile
     if whole:
         left, right = (part[:, :whole].unflatten(1, (-1, tile)) for part in (x, values))

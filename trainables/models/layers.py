@@ -1,8 +1,8 @@
 """Layers of a network with parameters that train. Each replaces the computation of a frozen module.
 
 A layer's parameters are the frozen ones plus a scale times its trained values, which start at 0 (but for one LoRA
-factor). In a recorded forward pass it keeps its input and its output; from the derivative of the loss in its output, it
-gives the gradient of every row in its trained values.
+factor). In a recorded forward pass it keeps its input and its output. Given the derivative of the loss with respect to
+the output, `gradients` returns the gradient of every row with respect to the trained values.
 """
 
 from __future__ import annotations
@@ -40,20 +40,22 @@ class Layer(ABC):
         """Shapes of the trained values, by their names in the network."""
 
     @abstractmethod
-    def compute(self, x: Tensor) -> Tensor: ...
+    def compute(self, x: Tensor) -> Tensor:
+        """The output with the trained values."""
 
     @abstractmethod
     def gradients(self, x: Tensor, error: Tensor) -> list[Gradients]:
-        """Gradients of every trained array, given the layer's input and the derivative of the loss in its output."""
+        """The gradients with respect to every trained array. `error`: the derivative of the loss with respect to the
+        layer's output."""
 
     @abstractmethod
     def merged(self) -> dict[str, Tensor]:
-        """The parameters of the plain module, by name."""
+        """The parameters of a plain module that computes the same as this layer, by name."""
 
     def __call__(self, x: Tensor) -> Tensor:
         out = self.compute(x)
         if self.recording:
-            if not out.requires_grad:  # the first trained layer
+            if not out.requires_grad:  # the first trained layer: autograd starts here
                 out = out + torch.zeros((), dtype=out.dtype, device=out.device, requires_grad=True)
             self.inputs.append(x.detach())
             self.outputs.append(out)
@@ -204,5 +206,5 @@ def _channels(values: Tensor, like: Tensor) -> Tensor:
 
 
 def _positions(values: Tensor) -> Tensor:
-    """(n, T, size)"""
+    """(n, ..., size) as (n, T, size)."""
     return values.flatten(1, -2) if values.dim() > 2 else values.unsqueeze(1)

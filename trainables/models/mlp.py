@@ -94,9 +94,8 @@ class MLPHead:
                 error = z.softmax(-1)
                 error.scatter_add_(-1, label, torch.full_like(label, -1, dtype=error.dtype))
                 back = torch.matmul(error, back_through).mul_(1 - h * h)
-                of_first = (
-                    (norm * back).square_().sum(-1, keepdim=True)
-                )  # norm first: the square of a small `back` may underflow
+                # norm first: the square of a small `back` may underflow
+                of_first = (norm * back).square_().sum(-1, keepdim=True)
                 of_second = (h.square().sum(-1, keepdim=True) + 1) * error.square().sum(-1, keepdim=True)
                 whole = of_first.add_(of_second).sqrt_()
                 factor = factors_(whole, clips[block].view(1, -1, 1, 1), automatic).mul_(real)
@@ -147,9 +146,9 @@ class MLPHead:
         return mlp_compiled.Sizes(self.features + 1, self.hidden, self.classes)
 
     def _kernel(self, theta: torch.Tensor) -> kernels.Kernel:
-        """The C kernel is for float32 on a CPU only."""
-        ours = theta.dtype == torch.float32 and theta.device.type == "cpu" and self.width <= MAX_WIDTH
-        return kernels.chosen("cpu") if ours else "torch"
+        """The C kernel is for float32 on a CPU only, and for heads up to `MAX_WIDTH`."""
+        supported = theta.dtype == torch.float32 and theta.device.type == "cpu" and self.width <= MAX_WIDTH
+        return kernels.chosen("cpu") if supported else "torch"
 
     def _layers(self, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """W1 and W2 as views of (..., d)."""
@@ -175,8 +174,9 @@ def _transposed_matmul_is_slow(device: str) -> bool:
 
 
 def _block_lanes(count: int, device: str) -> int:
-    """Lanes per block. A CPU multiplies their matrices one after the other: their number changes no bits, except that a
-    single one takes another code path, so there are at least 2. A GPU's algorithm depends on their number."""
+    """Lanes per block. A CPU multiplies the lanes' matrices one after the other, so their number changes no bits. Only
+    a single matrix takes another code path, so a block has at least 2 lanes. On a GPU the number is fixed, because the
+    algorithm depends on it."""
     most = SHAPES[device].lanes
     if device != "cpu":
         return most

@@ -35,6 +35,7 @@ class Sizes:
 
     @property
     def units(self) -> int:
+        """The hidden units and the constant."""
         return self.hidden + 1
 
 
@@ -44,7 +45,7 @@ class Weights:
 
     first: torch.Tensor
     second: torch.Tensor
-    """For logits in base 2."""
+    """W2 times log2 e, for logits in base 2."""
     transposed: torch.Tensor | None
     """W2^T, for the narrow layout."""
     units: Layout
@@ -66,6 +67,7 @@ class Weights:
         return len(self.first)
 
     def scratch(self) -> torch.Tensor:
+        """Memory for the intermediate results of a tile."""
         across = 2 * self.units.columns + self.classes.columns + 2 * LANES
         return torch.empty(TILE * across + max(self.units.outputs, self.classes.outputs) * LANES)
 

@@ -30,7 +30,8 @@ PROBED = 3  # rows that check the network
 
 @lru_cache(maxsize=16)
 def network_model(settings: NetworkSettings, features: int, classes: int, source: object) -> NetworkModel:
-    """Shared by the problems of a study: checking a network takes a second. `source`: what defines its weights."""
+    """Cached, because checking a network takes a second. `source`: what defines the network's weights, as a part of the
+    cache key."""
     return NetworkModel(settings, features, classes)
 
 
@@ -47,7 +48,7 @@ class NetworkModel(Head):
         self._measure()
 
     def configured(self, hyperparameters: Mapping[str, Any]) -> NetworkModel:
-        """With those hyperparameters of a trial that belong to the model."""
+        """The model with those hyperparameters of a trial that belong to it."""
         settings = self.settings.with_hyperparameters(hyperparameters)
         if settings == self.settings:
             return self
@@ -60,7 +61,7 @@ class NetworkModel(Head):
         return {**vars(self), "_tails": {}}
 
     def _measure(self) -> None:
-        """Run a few rows, which checks the network and shows its sizes."""
+        """Run a few rows to check the network and to measure its sizes."""
         tail = self._tail("cpu", torch.float32)
         self._shapes = tail.shapes(self.classes)
         rows = torch.from_numpy(np.random.default_rng(0).random((PROBED, self.features), dtype=np.float32))
@@ -189,7 +190,7 @@ class NetworkModel(Head):
         return min(LARGEST_BLOCK, 1 << max(3, fits.bit_length() - 1))
 
     def _blocks(self, shard: Shard) -> Iterator[tuple[int, slice]]:
-        """The rows of every client, which come before its padding."""
+        """Blocks of rows of every client, without the padding, which comes last."""
         step = self._block(shard.x.device.type)
         for client, count in enumerate(shard.real_rows.tolist()):
             for start in range(0, count, step):
@@ -198,6 +199,6 @@ class NetworkModel(Head):
 
 @contextlib.contextmanager
 def _fixed_algorithms() -> Iterator[None]:
-    """Convolutions that do not depend on what ran before, in full precision."""
+    """Make convolutions use deterministic algorithms in full precision, whatever ran before."""
     with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
         yield

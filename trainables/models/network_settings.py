@@ -64,12 +64,12 @@ class NetworkSettings:
         in_range(1, 1024, rank=self.rank)
 
     def patterns(self, kind: str) -> list[str]:
-        """The layers of a kind that train."""
+        """The patterns of the names of the layers that train; empty if this kind does not train."""
         named = [name.partition(":") for name in self.train]
         return [pattern or "*" for found, _, pattern in named if found == kind]
 
     def with_hyperparameters(self, given: Mapping[str, Any]) -> NetworkSettings:
-        """With those hyperparameters of a trial that belong to the model."""
+        """The settings with those hyperparameters of a trial that belong to the model."""
         own = {name: given[name] for name in HYPERPARAMETERS if name in given}
         trained = {name.partition(":")[0] for name in self.train}
         for name in own:

@@ -30,7 +30,7 @@ def clipped_gradient_sum(
     gradients = vmap(grad_and_value(loss), in_dims=(None, 0, 0))
     step = max(1, CELLS // theta.shape[-1])
     for client in range(shard.clients):
-        for lane in range(theta.shape[-2]):  # one at a time: a lane does not depend on the others
+        for lane in range(theta.shape[-2]):  # one at a time, so that a lane's result does not depend on the others
             for start in range(0, shard.rows, step):
                 rows = slice(start, start + step)
                 per_row, loss_of = gradients(per_client[client, lane], shard.x[client, rows], shard.y[client, rows])

@@ -14,7 +14,7 @@ import torch
 
 @cache
 def _side_stream() -> torch.cuda.Stream:
-    """One for all recordings: libraries keep 32 MiB of workspace per stream."""
+    """One stream for all recordings: libraries keep 32 MiB of workspace per stream."""
     return torch.cuda.Stream()
 
 

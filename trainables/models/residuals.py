@@ -11,8 +11,8 @@ from trainables.lazy import torch
 from trainables.models.clipping import factors_
 
 LEAST = -60.0
-"""Powers below 2^-60 change no sum and are set to 0: then no square underflows, which would hide it from the norm, and
-no subnormal number slows a CPU down."""
+"""Powers below 2^-60 change no sum and are set to 0. Otherwise their squares could underflow and be missing from the
+norm, and subnormal numbers would slow a CPU down."""
 
 
 class RowDiagnostics(NamedTuple):
@@ -31,8 +31,8 @@ def clip_residuals(
     diagnose: bool = False,
     automatic: bool = False,
 ) -> RowDiagnostics | None:
-    """`z` is (clients, rows, classes, lanes), logits in base 2; `y` (clients, rows), `row_norm` (clients, rows, 1 or
-    lanes), `clip` (lanes,)."""
+    """Replace logits by clipped residuals. `z` is (clients, rows, classes, lanes), logits in base 2; `y` (clients,
+    rows), `row_norm` (clients, rows, 1 or lanes), `clip` (lanes,)."""
     label = y.view(*y.shape, 1, 1).expand(-1, -1, 1, z.shape[3])
     z.sub_(z.amax(2, keepdim=True))
     label_logits = z.gather(2, label).squeeze(2) if diagnose else None

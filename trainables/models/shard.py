@@ -18,7 +18,7 @@ from trainables.models.lanes import add_products
 from trainables.models.products import Products
 from trainables.privacy import lengths
 
-ALIGNMENT = 16  # rows are padded to a multiple of this on a GPU: products of unaligned rows are far slower
+ALIGNMENT = 16  # on a GPU, rows are padded to a multiple of this many numbers: products of unaligned rows are slow
 
 
 def pitch(columns: int, device: str) -> int:
@@ -43,8 +43,8 @@ class Shard:
     size: torch.Tensor
     """(clients, 1, 1): |D_i|, a public constant that divides releases."""
     precision: Precision = "float32"
-    """Precision of the matrix products in gradients. With bf16 the features are stored in bf16 too: half the memory,
-    and the rounded features are the client's data."""
+    """Precision of the matrix products in gradients. With bf16 the features are stored in bf16 too: half the memory.
+    The rounded features then count as the client's data."""
     centres: Centres | None = None
     """The centres of the lanes; `x` has the raw features. None: `x` has the features that all lanes use."""
 
@@ -78,7 +78,7 @@ class Shard:
         return cls(placed, norm, torch.from_numpy(labels).to(device), size, precision)
 
     def with_centres(self, centres: Centres, precision: Precision = "float32") -> Shard:
-        """For lanes with these centres. `self` has raw features in float32."""
+        """The same rows for lanes with these centres. `self` has raw features in float32."""
         shard = replace(self, centres=centres, precision=precision)
         norms = [shard.centred(centre).norm for centre in range(len(centres.means))]
         return self._same_rows(centres=centres, precision=precision, norm=torch.cat(norms, dim=2))
@@ -233,7 +233,8 @@ def _norms(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """Sums over a client's rows for the experimenter, (clients, lanes), float32. Not private, never released."""
+    """The sum of the losses and the number of clipped rows of every client, (clients, lanes), float32. For the
+    experimenter: not private, never released."""
 
     loss: torch.Tensor
     clipped: torch.Tensor

@@ -28,9 +28,8 @@ from trainables.privacy.noise import SERVER, Address
 MAX_CLASSES = 1 << 15  # for C: a tile with more classes would not fit any cache
 # one product on a GPU has at most GPU_COLUMNS columns, but at least GPU_LANES lanes: small packs need little padding
 GPU_COLUMNS, GPU_LANES = 512, 16
-CLIP_MARGIN = 1 / (
-    1 + 2**-8
-)  # factor of the clip for rounded products: rounding cannot make a contribution longer than the clip
+# the clip is multiplied by this if products are rounded: rounding cannot make a contribution longer than the clip
+CLIP_MARGIN = 1 / (1 + 2**-8)
 
 
 @dataclass(frozen=True)
@@ -181,5 +180,5 @@ class SoftmaxHead:
     def _kernel(self, theta: torch.Tensor) -> kernels.Kernel:
         """The C and Triton kernels are for float32 only."""
         device = theta.device.type
-        ours = theta.dtype == torch.float32 and (device == "cuda" or self.classes < MAX_CLASSES)
-        return kernels.chosen(device) if ours else "torch"
+        supported = theta.dtype == torch.float32 and (device == "cuda" or self.classes < MAX_CLASSES)
+        return kernels.chosen(device) if supported else "torch"

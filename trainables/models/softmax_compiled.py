@@ -72,4 +72,5 @@ def evaluate(shard: Shard, theta: torch.Tensor, q: int, classes: int) -> tuple[t
 
 
 def _scratch(layout: Layout) -> torch.Tensor:
+    """Memory for the intermediate results of a tile."""
     return torch.empty(TILE * layout.columns + layout.outputs * LANES)

@@ -5,10 +5,10 @@
 2. `_add_parts` adds the parts in float64, always in the same order: no atomic additions, so results are deterministic.
 
 How rows are split depends only on the client, and the columns of a product are independent, so a lane's result does not
-depend on other lanes. Padding rows are skipped. Products use three tf32 products (tf32x3), which has the accuracy of
-float32. If features are centred, the lanes of a program have the same centre, which it subtracts from the rows as it
-loads them. Heads with many classes or features do not fit the registers: then torch computes the products,
-`_between` the clipped residuals, and centres move into the constant.
+depend on other lanes. Padding rows are skipped. A float32 product is computed as three tf32 products (tf32x3), with the
+accuracy of float32. If features are centred, the lanes of a program have the same centre, which the program subtracts
+from the rows as it loads them. Heads with many classes or features do not fit the registers: then torch computes the
+products, `_residuals_in_place` the clipped residuals, and centres move into the constant.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SIZES = ["most", "parts", "of_client", "first", "count", "rows", "lanes", "width
 
 
 class Tile(NamedTuple):
-    """The shape a program works on; powers of two."""
+    """The sizes of the tile that a program computes at a time; powers of two."""
 
     features: int
     classes: int
@@ -88,7 +88,7 @@ def _residuals(z, real, y, norm, clip, classes, DIAGNOSE: tl.constexpr):
 
 @triton.jit
 def _weights(theta, lane, feature, label, used, features, count, log2e, classes):
-    """Weights in base 2 (features, columns), and the constant's row; padding classes have logit -inf."""
+    """Weights for logits in base 2 (features, columns), and the constant's row; padding classes have logit -inf."""
     place = theta + lane * (features + 1) * classes + label
     known = used & (lane < count)
     w = tl.load(
@@ -105,8 +105,8 @@ def _gradient_parts(
     TILE: tl.constexpr, PART: tl.constexpr, LOG2E: tl.constexpr, DIAGNOSE: tl.constexpr, PRODUCTS: tl.constexpr,
     CENTRED: tl.constexpr,
 ):  # fmt: skip
-    """One part of one client, for L of the `count` lanes, starting from `first`. CENTRE: the lanes' centre, for every L
-    lanes; MEANS and NORM have one row or column for each of the `centres`."""
+    """One part of one client, for L of the `count` lanes, starting from `first`. CENTRE: the centre of every
+    group of L lanes. MEANS has a row, and NORM a column, for each of the `centres`."""
     client, part = tl.program_id(1) // parts, tl.program_id(1) % parts
     rows = tl.load(ROWS + client)
     if part * PART >= rows:
@@ -174,6 +174,7 @@ def _evaluate(
     D: tl.constexpr, C: tl.constexpr, L: tl.constexpr, TILE: tl.constexpr, PART: tl.constexpr, LOG2E: tl.constexpr,
     CENTRED: tl.constexpr,
 ):  # fmt: skip
+    """The losses of one part of the rows for L lanes, in base 2, and whether each row is classified correctly."""
     part = tl.program_id(1)
     feature, column, label = tl.arange(0, D), tl.arange(0, L * C), tl.arange(0, C)
     of_column, used = column % C, column % C < classes
@@ -204,12 +205,12 @@ def _evaluate(
 
 
 @triton.jit(do_not_specialize=SIZES)
-def _between(
+def _residuals_in_place(
     Z, Y, NORM, CLIP, LOSS, CLIPPED, of_client, rows, classes, lanes, norms,
     C: tl.constexpr, L: tl.constexpr, DIAGNOSE: tl.constexpr,
 ):  # fmt: skip
     """Clipped residuals of logits (client, row, class, lane), in place, C classes at a time. `of_client`: the distance
-    of clients in memory. `norms`: of a row, one or as many as lanes."""
+    of clients in memory. `norms`: norms per row, 1 or one per lane."""
     row, client = tl.program_id(0), tl.program_id(1)
     lane, some = tl.program_id(2) * L + tl.arange(0, L), tl.arange(0, C)
     known = lane < lanes
@@ -253,7 +254,7 @@ def _between(
 
 
 class _Centres(NamedTuple):
-    """The centres of lanes for a kernel, in groups of lanes with the same one."""
+    """The centres as arguments of a kernel, with one centre for every group of lanes."""
 
     means: torch.Tensor
     """(centres, D)"""
@@ -339,7 +340,7 @@ def clip_residuals(
         raise ValueError("the logits of a client must be contiguous")
     diagnostics = torch.empty(2, clients, rows, lanes, device=z.device) if diagnose else z.new_empty(2, 0)
     C, L = min(32, triton.next_power_of_2(classes)), min(32, triton.next_power_of_2(lanes))
-    _between[(rows, clients, triton.cdiv(lanes, L))](
+    _residuals_in_place[(rows, clients, triton.cdiv(lanes, L))](
         z, y.contiguous(), row_norm.contiguous(), clip, *diagnostics, z.stride(0), rows, classes, lanes,
         row_norm.shape[2], C, L, diagnose, num_warps=max(1, min(4, C * L // 128)),
     )  # fmt: skip

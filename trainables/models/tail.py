@@ -1,4 +1,4 @@
-"""The part of a network from its cut on, with layers that train: a function of flat weights."""
+"""The part of a network from its cut on, with layers that train, as a function of the trained arrays."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AGREEMENT = 1e-3  # relative tolerance of the gradients' squared norms, in singl
 
 
 class Tail:
-    """Stages of a copy of the network, frozen and in inference mode. The last one, the head, is replaced."""
+    """Stages of a copy of the network, frozen and in evaluation mode. The last one is replaced by the trained head."""
 
     def __init__(self, settings: NetworkSettings, network: Network) -> None:
         module, stages = copy.deepcopy((network.module, network.stages))
@@ -60,7 +60,7 @@ class Tail:
             norm.float().load_state_dict(state)
 
     def shapes(self, classes: int) -> dict[str, tuple[int, ...]]:
-        """The head first: centred features move into its constant."""
+        """The shapes of the trained arrays. The head comes first: centres move into the constant of the first array."""
         shapes: dict[str, tuple[int, ...]] = {HEAD: (self.inputs + 1, classes)}
         for layer in self.layers:
             shapes |= layer.shapes()
@@ -84,7 +84,7 @@ class Tail:
     def gradients(
         self, x: Tensor, labels: Tensor, arrays: Mapping[str, Tensor], centre: Tensor | None = None
     ) -> tuple[list[Gradients], Tensor]:
-        """The gradients of all rows in all arrays, in the order of `shapes`, and their losses."""
+        """The gradients of all rows with respect to all arrays, in the order of `shapes`, and the rows' losses."""
         with torch.enable_grad():
             inputs = self.head_inputs(x, arrays, recording=True)
         seen = inputs.detach() if centre is None else inputs.detach() - centre
@@ -103,7 +103,7 @@ class Tail:
         return joined(found), losses
 
     def merged(self, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The state dict of the plain module with what was trained."""
+        """The state dict of the plain module with the trained values."""
         for layer in self.layers:
             layer.values = arrays
         head = {f"{self.head}.weight": arrays[HEAD][:-1].T, f"{self.head}.bias": arrays[HEAD][-1]}
@@ -152,6 +152,7 @@ class Tail:
 
 
 def _trained_layers(settings: NetworkSettings, module: nn.Module, body: nn.Module) -> Iterator[Layer]:
+    """The layers of `body` that train. Raises if a pattern of the settings matches none."""
     behind_the_cut = set(map(id, body.modules()))
     patterns = {kind: settings.patterns(kind) for kind in ("norm", "bias", "lora")}
     used: set[tuple[str, str]] = set()

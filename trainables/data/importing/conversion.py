@@ -269,6 +269,7 @@ def _categories(source: str, values: NDArray, name: str, column: Column, notes: 
 
 
 def as_texts(values: NDArray) -> NDArray:
+    """The values as text; "" for nan."""
     if values.dtype.kind == "U":
         return values
     return np.array(["" if value != value else as_text(value) for value in values.tolist()], dtype=str)
@@ -278,6 +279,7 @@ def as_texts(values: NDArray) -> NDArray:
 
 
 def texts_of(source: str, table: Table, name: str, role: str, *, required: bool = True) -> NDArray:
+    """A column as text. `role`: of the column, for error messages. `required`: missing values are refused."""
     values = table[name]
     if values.ndim != 1:
         raise UserError(f"data {source}: {name!r} has several numbers per row and cannot be the {role}")

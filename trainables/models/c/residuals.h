@@ -140,7 +140,7 @@ INLINE void evaluate_rows(float *z, int64_t classes, const int64_t *label, const
     EACH store(stats->label + WIDTH * v, of_label[v]);
 }
 
-/* The loss of a tile, -ln 2 (label's logit - log2 of the sum). Sums are multiplied, so that many rows need one
+/* The loss of a tile in base 2: log2 of the sum - label's logit. Sums are multiplied, so that many rows need one
 logarithm: they are between 1 and the number of classes, and a double has a large exponent. */
 typedef struct {
     double product, loss, clipped;
