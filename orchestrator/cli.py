@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import orchestrator.current_folder  # noqa: F401  # isort: skip  # before all that the current folder could shadow
+import orchestrator.current_folder  # noqa: F401  # isort: skip  # first: it removes the current folder from sys.path
 
 import os
 import stat
@@ -125,7 +125,7 @@ def main() -> None:
 
 
 def _refuse_home_of_another_user() -> None:
-    """Code in caches there is executed, and keys and tokens there are trusted."""
+    """Refuse a home that another user can change: cached code in it is executed, and keys and tokens are trusted."""
     home = os.environ.get("HOME", "")
     if os.path.isabs(home) and (other := replaceable_part(Path(home))) is not None:
         raise UserError(f"HOME = {home!r}: another user can replace {other}; set HOME to a folder of your own")

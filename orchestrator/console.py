@@ -35,13 +35,13 @@ stderr = _Messages(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 
 def emit_json(value: Any) -> None:
-    """Print one line of JSON. Values that are not finite become strings (inf, -inf, nan)."""
+    """Print one line of JSON. Numbers that are not finite become strings (inf, -inf, nan)."""
     sys.stdout.write(json.dumps(_plain(value), allow_nan=False) + "\n")
     sys.stdout.flush()
 
 
 def show(data: Any, json: bool, lines: Iterable[str]) -> None:
-    """Print the data as JSON, or else the lines."""
+    """Print the data as JSON if `json` is set, otherwise the lines."""
     if json:
         emit_json(data)
     else:
@@ -50,6 +50,7 @@ def show(data: Any, json: bool, lines: Iterable[str]) -> None:
 
 
 def _plain(value: Any) -> Any:
+    """The value with JSON types only, and without the credentials of URLs."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

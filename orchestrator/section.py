@@ -14,6 +14,6 @@ class Section(BaseModel):
 
     @classmethod
     def of(cls, settings: Section) -> Self:
-        """`settings`, which must be of this class, with the narrower type."""
+        """Narrow the type of `settings`, which must be an instance of this class."""
         assert isinstance(settings, cls)
         return settings

@@ -88,7 +88,8 @@ def test_a_name_with_other_letters_is_refused_without_a_regular_expression():
     with pytest.raises(UserError) as caught:
         from_mapping({**STUDY, "name": "étude π"}, "the study")
     assert str(caught.value) == (
-        "the study: name: it should have at most 64 characters: letters from a to z, digits and . _ - (found 'étude π')"
+        "the study: name: it should be 1 to 64 letters (A-Z, a-z), digits or . _ - and begin with a letter or digit "
+        "(found 'étude π')"
     )
 
 

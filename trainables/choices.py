@@ -1,4 +1,4 @@
-"""Literal types of settings that allow a few fixed values. Imports nothing: the command line reads this module."""
+"""Literal types of settings that allow a few fixed values. Imports nothing slow: the command line reads this module."""
 
 from typing import Literal
 

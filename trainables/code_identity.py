@@ -66,6 +66,7 @@ def differences(expected: CodeIdentity, found: CodeIdentity) -> str:
 
 
 def check(expected: CodeIdentity, found: CodeIdentity, node: str) -> None:
+    """Raise if anything in `found` differs; what only `expected` has is not compared."""
     if different := differences({name: expected.get(name, "missing") for name in found}, found):
         raise OtherCodeError(different, node)
 

@@ -28,8 +28,8 @@ FOLDER = "FEDSWEEP_FOLDER"
 
 @contextlib.contextmanager
 def replacing(path: Path, *, mode: int = PUBLIC, durable: bool = False) -> Iterator[IO[bytes]]:
-    """A file that takes the place of `path` at the end of the block: a reader never sees half of it. `durable`: it is
-    flushed to disk (fsync) before that."""
+    """A file that takes the place of `path` at the end of the block: a reader never sees half of it. `durable`: flush
+    it to disk (fsync) before it takes that place."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     try:
@@ -76,7 +76,7 @@ def open_plain(path: Path, *, follow: bool = False) -> IO[bytes]:
 
 
 def read_plain(path: Path, most: int, *, follow: bool = False) -> bytes:
-    """The content of a file. One of more than `most` bytes is refused: a sparse file can be larger than the disk."""
+    """The content of a file. More than `most` bytes are refused: a sparse file can be larger than the disk."""
     with open_plain(path, follow=follow) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
@@ -101,7 +101,8 @@ def refuse_link(path: Path) -> None:
 
 
 def refuse_other_names(path: Path) -> None:
-    """For a file that a library writes in place: refuse links of both kinds, pipes and devices. It need not exist."""
+    """For a file that a library writes in place: refuse links of both kinds, pipes and devices. The file need not
+    exist."""
     refuse_link(path)
     with contextlib.suppress(FileNotFoundError):
         if problem := _problem(path.stat()):
@@ -147,7 +148,7 @@ def trusted_user_folder(variable: str, *default: str) -> Path:
 
 def replaceable_part(path: Path) -> Path | None:
     """The first folder, file or link on the way to `path` that belongs to neither this user nor root, or that everyone
-    may write to (except sticky folders). None if there is none, or none before a part that does not exist."""
+    may write to (except sticky folders). None if there is none; parts after one that does not exist are not checked."""
     current, parts, links = Path("/"), list(path.absolute().parts[:0:-1]), 0
     while parts:
         part = parts.pop()

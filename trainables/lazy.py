@@ -17,7 +17,7 @@ else:
     class _LazyModule(ModuleType):
         def __getattr__(self, name: str) -> Any:
             module = importlib.import_module(self.__name__)
-            vars(self).update(vars(module))  # later lookups do not come here
+            vars(self).update(vars(module))  # later lookups do not call this method
             return getattr(module, name)
 
         def __reduce__(self) -> tuple[Any, ...]:

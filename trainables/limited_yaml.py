@@ -44,7 +44,7 @@ def _find_scalars(node: Any, found: dict[int, yaml.ScalarNode], seen: set[int]) 
 
 
 def read_yaml(text: str, file: str) -> tuple[Any, Any]:
-    """The content of a YAML text, and its nodes, which know their lines. Every error is one sentence."""
+    """The content of a YAML text, and its root node, in which `line_of` finds lines. Every error is one sentence."""
     try:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
@@ -77,7 +77,7 @@ def _count(node: Any, file: str, known: dict[int, int | None]) -> int:
 
 
 def _refuse_repeated_keys(node: Any, file: str) -> None:
-    """YAML silently keeps the last one."""
+    """PyYAML would silently keep the last value of a repeated key."""
     if isinstance(node, yaml.MappingNode):
         seen = set()
         for key, value in node.value:

@@ -1,5 +1,5 @@
-"""Exceptions in methods, models, partitions and data sources: who raised what, in which file and line, and the
-traceback without the frames of fedsweep."""
+"""Exceptions in methods, models, partitions and data sources: what was raised, in which file and line, and the
+traceback, which begins in the user's code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OWN_FOLDERS = tuple(
 )
 LIBRARIES = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib"))
 ENVIRONMENT_ERRORS = ("OutOfMemoryError", "AcceleratorError", "ClientStateLostError")
-"""Names of exceptions that another attempt may not meet. By name: torch is not imported here."""
+"""Names of exceptions that may not occur in another attempt. Names, because torch is not imported here."""
 
 
 class PluginError(UserError):

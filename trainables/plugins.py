@@ -107,7 +107,7 @@ def import_options(names: Iterable[str] | None = None) -> str:
 
 def command(*words: str) -> str:
     """A command of fedsweep with these plug-ins, quoted for a shell. Credentials are removed word by word: in the
-    whole line, the end of a URL could take a quote with it."""
+    whole line, a quote after a URL could be removed with them."""
     return f"fedsweep {shlex.join(map(shown_url, words))}{import_options()}"
 
 
@@ -173,6 +173,7 @@ def _inherited(variable: str = VARIABLE) -> list[str]:
 
 
 def _pass_on(variable: str, value: str) -> None:
+    """Add a value to the list in a variable that child processes inherit."""
     inherited = _inherited(variable)
     if value not in inherited:
         os.environ[variable] = os.pathsep.join([*inherited, value])

@@ -20,7 +20,7 @@ OPENED = (
 the files that they name, archives expand without limit, and caches write to other folders. `smb`, `ssh` and `sftp` log
 in with the user's password or keys at any host that a study names, and accept any host key."""
 _SEPARATOR = r"\s,;|\"'`()<>\[\]{}="
-_NEXT_URL = re.compile(rf"(?<![^{_SEPARATOR}])[A-Za-z][A-Za-z0-9+.-]{{,50}}://")  # without a limit: minutes
+_NEXT_URL = re.compile(rf"(?<![^{_SEPARATOR}])[A-Za-z][A-Za-z0-9+.-]{{,50}}://")  # unlimited: takes minutes
 _PORT = re.compile(r"[^\s:]*:[0-9]*")
 _CLOSING = r",;.)\]}\"'`>"
 _QUERY = re.compile(r"\?.*?(?=[,;\s]*$)", re.DOTALL)
@@ -35,7 +35,8 @@ def shown(text: str) -> str:
 
 
 def shown_url(url: str) -> str:
-    """As `shown`, for a value that is one URL, or a list of them: a query ends with the value."""
+    """As `shown`, for a value that is one URL, or a list of them: a query ends before the next URL or with the
+    value."""
     return _shown(url, _QUERY)
 
 
@@ -62,7 +63,8 @@ def _may_continue(text: str, begin: int, end: int) -> bool:
 
 
 def _without_user(url: str) -> str:
-    """Remove everything up to the last @ also if the host has a colon: a password may begin like a port."""
+    """Remove the user name and password: everything up to the last @. After a colon, the @ may follow a slash, because
+    a password may hold slashes and begin like a port."""
     host = url.partition("/")[0]
     return url.rpartition("@")[2] if "@" in host or ":" in host else url
 

@@ -81,7 +81,7 @@ class NodeHealth:
         for node in self.usable:
             self._first_seen.setdefault(node, time.monotonic())
         if new := lost - self.lost:
-            log.info("lost: node %s; its packs are not blamed", self._list(new))
+            log.info("lost: node %s; its packs are retried without counting as failed", self._list(new))
         if new := leaving - self.leaving:
             log.warning("about to leave the cluster: node %s; its packs are handed back", self._list(new))
         self.lost |= lost
@@ -92,7 +92,7 @@ class NodeHealth:
 
     # ---- failures
 
-    def has_other_code(self, node: str, differences: str) -> None:
+    def refuse_different_code(self, node: str, differences: str) -> None:
         self._refuse(node, f"node {self.name(node)} has other code than the driver: {differences}")
 
     def has_other_accelerator(self, node: str, accelerator: str) -> bool:

@@ -378,7 +378,7 @@ class Scheduler:
         """A slot has failed: its pack, if it had one, is retried, split or given up."""
         number = self.in_flight.of_slot(slot)
         if failure.kind == "other code":
-            self.health.has_other_code(failure.node, failure.reason)
+            self.health.refuse_different_code(failure.node, failure.reason)
         if number is None:
             if failure.kind in ("error", "out of memory"):
                 log.warning("a federation did not start, or failed without a pack: %s", failure.reason)

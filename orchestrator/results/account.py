@@ -84,7 +84,8 @@ class Account:
 
 
 def account_of(places: Sequence[str], delta: float | None = None) -> Account:
-    """`delta`: of the totals; by default the smallest delta of the publications about the same records."""
+    """The account of everything at these places. `delta`: of the totals; by default, for each set of records, the
+    smallest delta of its publications."""
     if delta is not None:
         in_range(0, 1, "()", delta=delta)
     items = [item for place in places for item in _items(place)]

@@ -24,7 +24,7 @@ MOST_LANES = 10**6
 SECRET_BYTES = 32
 STATES = ("done", "diverged", "failed")
 NOT_METRICS = ("setting", "epsilon", "method", "search", "stage", "key", "seed", "state", "round")
-"""Other columns of a table of trials by round."""
+"""Names that a metric must not have: the other columns of the table of trials by round."""
 
 
 def key(value: Any) -> str:
@@ -34,7 +34,7 @@ def key(value: Any) -> str:
 
 
 def keys(values: Sequence[Any]) -> list[str]:
-    """As `key`, of many."""
+    """As `key`, for many values."""
     return list(values) if _are_keys(values) else list(map(key, values))
 
 
@@ -91,7 +91,7 @@ def hashes(value: Any) -> dict[str, str]:
 
 
 def secret(value: Any) -> bytes:
-    """Of a private search. An empty one would mean noise that is not secret."""
+    """The secret of a private search. With an empty secret, the noise would be known."""
     if not isinstance(value, bytes) or len(value) != SECRET_BYTES:
         raise sqlite3.DataError(f"the secret of a private search is not {SECRET_BYTES} bytes")  # never shown
     return value
@@ -191,7 +191,7 @@ def row(values: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def columns(rows: Sequence[Sequence[Any]], *, whole: bool = True) -> tuple[Sequence[Any], ...]:
-    """As `row`, of many rows: their columns, and a column of specifications. Checking a whole column is faster.
+    """As `row`, for many rows: their columns, and a column of specifications. Checking a whole column is faster.
     `whole=False`: metrics may be left out."""
     found = list(zip(*rows, strict=True))
     if not _are_plain(found):

@@ -22,7 +22,7 @@ class ClientRows:
     test: Sequence[int]
     """The client of every test row."""
     names: Sequence[str]
-    """By client; empty if they have numbers only."""
+    """The name of every client; empty if clients have numbers only."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class ClientAccuracy:
 
 
 def client_rows(ledger: Ledger) -> dict[SettingId, ClientRows]:
+    """By setting, where the partition is explicit and test rows have clients."""
     of_test = ledger.test_clients()
     found: dict[SettingId, ClientRows] = {}
     for (setting, _), counts in ledger.partitions().items():
@@ -47,7 +48,8 @@ def client_rows(ledger: Ledger) -> dict[SettingId, ClientRows]:
 def by_client(
     cell: SearchedCell, correct: Sequence[bytes], rows: Mapping[SettingId, ClientRows]
 ) -> list[ClientAccuracy]:
-    """Lowest accuracy first. `correct`: for each confirm run, whether each test row was right, as packed bits."""
+    """Lowest accuracy first. `correct`: for each confirm run, whether each test row was classified correctly, as packed
+    bits."""
     known = rows.get(cell.cell_id.setting)
     runs = [np.unpackbits(np.frombuffer(bits, np.uint8))[: len(known.test)] for bits in correct if bits and known]
     if known is None or not runs:
@@ -60,7 +62,7 @@ def by_client(
         for client in np.flatnonzero(counts).tolist()
         if client < len(known.train)
     ]
-    return sorted(found, key=lambda one: one.accuracy)  # then by number
+    return sorted(found, key=lambda one: one.accuracy)  # stable: equal accuracies stay in the order of client numbers
 
 
 def worst_tenth(accuracies: Sequence[ClientAccuracy]) -> Sequence[ClientAccuracy]:

@@ -57,7 +57,7 @@ def are_right(db: sqlite3.Connection) -> bool:
 
 
 def numbers(db: sqlite3.Connection, keys: Sequence[str]) -> dict[str, int]:
-    """The numbers of these trials; new ones get the next numbers."""
+    """The numbers of these trials; new trials get the next numbers."""
     found = dict(_select_in(db, "SELECT key, number FROM trial_keys WHERE key IN", keys))
     new = [key for key in dict.fromkeys(keys) if key not in found]
     (last,) = db.execute("SELECT coalesce(max(number), 0) FROM trial_keys").fetchone()
@@ -67,7 +67,7 @@ def numbers(db: sqlite3.Connection, keys: Sequence[str]) -> dict[str, int]:
 
 
 def states(db: sqlite3.Connection, trials: Iterable[int]) -> dict[int, str]:
-    """The states of those of these trials that have ended."""
+    """The state of every one of these trials that has ended."""
     return dict(_select_in(db, "SELECT number, state FROM trials WHERE number IN", list(trials)))
 
 
@@ -106,7 +106,7 @@ def closed(db: sqlite3.Connection, place: Place, start: int) -> None:
 
 
 def ended(db: sqlite3.Connection, before: Mapping[int, str], after: Mapping[int, str]) -> None:
-    """Count trials under their new states. `before`: the old states of those that had ended before."""
+    """Count trials under their new states. `before`: the old states of the trials that had already ended."""
     changed = [trial for trial, state in after.items() if before.get(trial) != state]
     changes: Counter[tuple[int, str, str, str]] = Counter()
     seen = set()
@@ -121,8 +121,8 @@ def ended(db: sqlite3.Connection, before: Mapping[int, str], after: Mapping[int,
 
 
 def computed(db: sqlite3.Connection, places: Iterable[tuple[str, str]]) -> dict[tuple[str, str], int]:
-    """Count one trial of the last session at each of these places: a list of nodes, as JSON, and the digest of their
-    code. Returns the numbers of the origins, by place."""
+    """Count one trial of the last session for each of these places. A place is here the nodes, as a JSON list, and the
+    digest of their code. Returns the number of every place's origin."""
     (session,) = db.execute("SELECT coalesce(max(number), 0) FROM sessions").fetchone()
     counted = Counter(places)
     origins = {place: origin(db, session, *place) for place in counted}

@@ -9,7 +9,7 @@ NOISY = 1.05
 
 
 def noise_to_signal(noise: float, signal: float, rounds: int) -> float:
-    """Over all rounds: the noise of T rounds adds up to sqrt(T) times that of one, gradients to T times."""
+    """Over all rounds: the noise of T rounds adds up to sqrt(T) times that of one round, gradients to T times."""
     return noise / (signal * math.sqrt(rounds)) if signal > 0 else 0.0
 
 

@@ -1,9 +1,9 @@
 """Forgets trials, so that they run again: those that a node has computed, with longer trials that continue them, or
 those whose rows are damaged.
 
-Later stages were opened because of these results. Their records are removed, and the search, a pure function of the
-results, opens them again: the same ones if the results are the same. Trials of a removed stage keep their results,
-which are used if the search proposes them again.
+Later stages were opened because of the results of these trials. Such stages are removed, and the search, a pure
+function of the results, opens stages again: the same ones if the results are the same. Trials of a removed stage keep
+their results, which are used if the search proposes them again.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ def _forget(ledger: Ledger, study: Study, keys: Collection[str]) -> Forgotten:
 
 
 def _check(ledger: Ledger, results: Path | str, node: str) -> Study:
+    """The study; raises if the node has computed no trial."""
     study, known = study_of(ledger, f"results folder {results}"), ledger.trials_by_node()
     if node not in known:
         raise UserError(f"node = {node!r} has computed no trial of {results}; nodes: {', '.join(known) or 'none'}")
@@ -120,7 +121,8 @@ def dependent_stages(
 def _of_other_budgets(
     stages: Mapping[StageKey, Sequence[str]], changed: StageKey, first: int, variant: SearchVariant
 ) -> dict[StageKey, int]:
-    """What depends on a changed trial in the searches of the other budgets, whose batches have the same sizes."""
+    """The stages in the searches of the other budgets that depend on a changed trial, with the first such position.
+    Batches of all budgets have the same sizes, so positions correspond."""
     cell, name, stage = changed
     dependent: dict[StageKey, int] = {}
     for other, other_name, _ in stages:

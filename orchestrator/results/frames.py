@@ -16,9 +16,9 @@ from orchestrator.search.variant import SECRET
 from trainables.metrics import METRICS
 
 NAMES = ("setting", "epsilon", "method", "search")
-"""Columns that identify a cell."""
+"""Columns that identify a cell and its search variant."""
 TRIAL = ("setting", "epsilon", "method", "search", "stage", "key", "seed", "state")
-"""Columns that identify a trial. A trial that belongs to several stages has a row in each."""
+"""Columns that identify a trial. A trial that belongs to several stages has one row for each."""
 OF_ROW = (
     *("reason", "rounds", "accuracy", "loss"),
     *("epsilon_claimed", "epsilon_local", "epsilon_secure", "epsilon_unsampled", "seconds"),
@@ -54,7 +54,7 @@ OF_ONE_RUN = {"key", "seed", "state", "reason", "rounds", "accuracy", "loss", "s
 
 
 def configurations(of_trials: pd.DataFrame) -> pd.DataFrame:
-    """Trials grouped by everything except the seed."""
+    """One row per configuration and stage: its seeds, its finished trials, and mean and deviation of the metrics."""
     same = [name for name in map(str, of_trials) if name not in OF_ONE_RUN and not name.startswith("epsilon_")]
     found = of_trials.groupby(same, dropna=False, sort=False)
     measured = [name for name in map(str, of_trials) if name in METRICS]

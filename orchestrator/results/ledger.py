@@ -49,12 +49,12 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = "9"  # increase it with every change of a definition, comments included
 JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
-"""SQLite ends a journal with these bytes if it names a super-journal, which only a transaction over several databases
-has. A ledger has none."""
+"""The last bytes of an SQLite rollback journal that names a super-journal. Only a transaction over several databases
+has one, so a ledger never does."""
 SQLITE_FILES = tuple(f"ledger.sqlite{ending}" for ending in ("", "-wal", "-shm", "-journal"))
 PAGE_CACHE_MB = 32
 LOG_PAGES = 8000  # SQLite merges its write-ahead log into the ledger when it has this many pages: 32 MB
-READER_BYTES = 1 << 16  # a reader's index of a small write-ahead log needs less
+READER_BYTES = 1 << 16  # free disk space for a reader's index of a small write-ahead log (-shm)
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS studies (number INTEGER PRIMARY KEY, study TEXT NOT NULL, source TEXT NOT NULL);
@@ -187,7 +187,7 @@ class Row:
         return None if score is None or math.isnan(score) else score
 
     def values(self) -> tuple[Any, ...]:
-        """In the order of COLUMNS."""
+        """The values of the fields, in the order of COLUMNS."""
         values = {**vars(self), "metrics": as_json(self.metrics)}
         return tuple(values[name] for name in TrialColumns._fields[:-1])
 
@@ -201,7 +201,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Session:
-    """One run of a driver: when it began, and when it recorded how many trials. Never part of a table."""
+    """One run of a driver: when it began, and the batches of trials that it recorded. Never part of a table."""
 
     began: float
     batches: list[tuple[float, int, int]]
@@ -212,6 +212,7 @@ class Session:
 
     @property
     def last(self) -> float:
+        """The time of the last batch; without batches, of the beginning."""
         return self.batches[-1][0] if self.batches else self.began
 
 
@@ -242,7 +243,7 @@ class SettingFacts:
     validation_rows: int
     test_rows: int
     protected: int
-    """Records, or users, that the budget protects."""
+    """Number of records, or of users, that the budget protects."""
 
 
 class TestClients(NamedTuple):
@@ -251,7 +252,7 @@ class TestClients(NamedTuple):
     of_rows: Sequence[int]
     """The client of every test row."""
     names: Sequence[str]
-    """By client; empty if they have numbers only."""
+    """The name of every client; empty if clients have numbers only."""
 
 
 def _definitions(db: sqlite3.Connection) -> set[tuple[str, ...]]:
@@ -293,8 +294,8 @@ class Ledger:
     def write(
         cls, folder: Path, *, private: bool = False, keeps_log: bool = False, page_cache_mb: int = PAGE_CACHE_MB
     ) -> Iterator[Ledger]:
-        """For the one process that runs the study. `private`: only this user can read the folder. `keeps_log`: SQLite
-        does not merge its log into the ledger; another connection does."""
+        """For the one process that runs the study. `private`: only this user can read the folder. `keeps_log`: this
+        connection does not merge SQLite's write-ahead log into the ledger; `RemoteLedger` does."""
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=files.PRIVATE_FOLDER if private else 0o777)
         except OSError as error:
@@ -507,8 +508,8 @@ class Ledger:
             counts.recount(self._db)
 
     def _sound_rows(self) -> Iterator[list[tuple[Any, tuple[Any, ...]]]]:
-        """All trials in parts, with verified checksums and checked values: the origin, and the values in the order of
-        COLUMNS."""
+        """All trials, in chunks, with verified checksums and checked values. For each: its origin, and its values in
+        the order of COLUMNS."""
         rows = self._db.execute(f"SELECT origin, {COLUMNS}, checksum FROM {TRIALS} ORDER BY number")
         while chunk := rows.fetchmany(CHUNK):
             values = _verified([row[1:] for row in chunk])
@@ -555,7 +556,8 @@ class Ledger:
         return {checks.line(code): checks.number(count) for code, count in rows if code}
 
     def forget(self, keys: Iterable[str], stages: Mapping[StageKey, int]) -> None:
-        """Remove the rows of trials, so that they run again. `stages`: trials from this position on leave the stage."""
+        """Remove the rows of trials, so that they run again. `stages`: the position from which on trials are removed
+        from a stage."""
         forgotten = [(key,) for key in keys]
         with self.transaction():
             number = "(SELECT number FROM trial_keys WHERE key = ?)"
@@ -565,7 +567,8 @@ class Ledger:
             for (cell, strategy, stage), position in stages.items():
                 counts.closed(self._db, (self._cell_number(cell), strategy, stage), position)
             if forgotten:
-                self._db.execute("DELETE FROM trials WHERE number NOT IN (SELECT number FROM trial_keys)")  # no key
+                # damaged rows, which have no key
+                self._db.execute("DELETE FROM trials WHERE number NOT IN (SELECT number FROM trial_keys)")
                 counts.recount(self._db)
 
     def damaged_rows(self) -> list[str]:
@@ -582,7 +585,7 @@ class Ledger:
             self.recount()
 
     def check_rows(self, where: Any) -> None:
-        """`where`: the results folder, for the error message."""
+        """Raise if rows do not match their checksums. `where`: the results folder, for the error message."""
         if damaged := self.damaged_rows():
             others = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
             raise UserError(
@@ -636,6 +639,7 @@ class Ledger:
         }
 
     def add_stage(self, cell: CellId, strategy: str, stage: str, keys: Sequence[str], start: int = 0) -> None:
+        """Open a stage, or add trials to it, from position `start` on."""
         with self.transaction():
             counts.opened(self._db, (self._cell_number(cell), strategy, stage), list(enumerate(keys, start)))
 
@@ -666,7 +670,7 @@ class Ledger:
         return stages
 
     def stage(self, cell: CellId, strategy: str, stage: str, start: int = 0, count: int = -1) -> list[str]:
-        """The keys of the trials of one stage from a position on, by default of all; empty if it is not open."""
+        """The keys of `count` trials of a stage from position `start` on; by default all. Empty if it is not open."""
         where = f"cell = ({NUMBER_OF_CELL}) AND strategy = ? AND stage = ? AND position >= ?"
         query = f"SELECT key FROM stages LEFT JOIN trial_keys ON number = trial WHERE {where} ORDER BY position LIMIT ?"
         return [checks.key(key) for (key,) in self._db.execute(query, (*cell, strategy, stage, start, count))]
@@ -682,8 +686,8 @@ class Ledger:
     def stage_trials(
         self, cell: CellId, strategy: str, stage: str, *, whole: bool, digest: Digest | None = None
     ) -> Iterator[tuple[list[str], TrialColumns | None]]:
-        """In parts: the keys of the trials of a stage, in the order proposed, and the columns of those that have ended.
-        `whole`: with metrics and correctness, which are most of a row. `digest`: as in `verify_stage`."""
+        """In chunks: the keys of the trials of a stage, in the order proposed, and the columns of those that have
+        ended. `whole`: with metrics and correctness, which are most of a row. `digest`: as in `verify_stage`."""
         columns = COLUMNS if whole else SHORT_COLUMNS
         for chunk in self._stage_rows(cell, strategy, stage, columns if digest is None else VERIFIED_COLUMNS):
             ended = [row[1:] for row in chunk if row[0]]
@@ -703,7 +707,7 @@ class Ledger:
         return opened
 
     def _stage_rows(self, cell: CellId, strategy: str, stage: str, columns: str) -> Iterator[list[tuple[Any, ...]]]:
-        """For each trial of a stage, whether it has ended, and these columns; in parts."""
+        """For each trial of a stage, whether it has ended, and these columns; in chunks."""
         found = self._db.execute(
             f"SELECT state IS NOT NULL, {columns} FROM stages LEFT JOIN trial_keys ON trial_keys.number = trial "
             "LEFT JOIN trials ON trials.number = trial "
@@ -732,7 +736,7 @@ class Ledger:
         return Counter({checks.line(state): checks.count(trials) for state, trials in rows})
 
     def states(self) -> Counter[str]:
-        """How the trials of all stages have ended, counted in their rows."""
+        """The number of ended trials of all stages by state, counted from the rows themselves."""
         query = "SELECT state, count(*) FROM trials WHERE number IN (SELECT trial FROM stages) GROUP BY state"
         return Counter(dict(self._db.execute(query).fetchall()))
 
@@ -745,7 +749,8 @@ class Ledger:
     # ---- winners
 
     def set_winner(self, cell: CellId, strategy: str, winner: Any) -> None:
-        """The winner of a search, as JSON. Valid until another trial of the search ends, except for confirm runs."""
+        """Record the winner of a search, a JSON value. It is valid until a trial of the search is added or ends;
+        confirm runs do not count."""
         with self.transaction():
             number = self._cell_number(cell)
             values = number, strategy, self._search_counts(number, strategy), json.dumps(winner)
@@ -778,7 +783,7 @@ class Ledger:
         return Secret(value, is_own)
 
     def add_secrets(self, new: Mapping[CellId, bytes], purpose: str | None) -> None:
-        """Existing secrets stay. `purpose`: None for searches that began in another folder."""
+        """Add secrets of cells that have none yet. `purpose`: None for searches that began in another folder."""
         if new:
             _make_private(self._folder)
         with self.transaction():
@@ -847,7 +852,7 @@ class Ledger:
         self._db.execute("INSERT OR REPLACE INTO meta VALUES ('memory limits', ?)", (text,))
 
     def memory_limits(self, device: str) -> dict[PackGroup, int]:
-        """Empty if the last ones were for another kind of device."""
+        """The recorded limits; empty if they are for another kind of device."""
         of, limits = checks.memory_limits(self._meta("memory limits") or '["", []]')
         return limits if of == device else {}
 
@@ -862,7 +867,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """All writes in the block, or none if it raises. A transaction inside another is a part of it."""
+        """Commit all writes of the block, or none if it raises. A nested transaction is part of the outer one."""
         if self._db.in_transaction:
             yield
             return
@@ -920,7 +925,7 @@ def _connect(uri: str, folder: Path, page_cache_mb: int = PAGE_CACHE_MB) -> sqli
         connection.execute("PRAGMA trusted_schema = OFF")
         connection.execute(f"PRAGMA cache_size = -{1000 * page_cache_mb}")
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # the second: a message that quotes damaged text
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # the latter: a message quotes damaged text
         reason = error if shutil.disk_usage(folder).free else "no space left on the disk"
         raise UserError(f"the ledger in {folder} cannot be opened: {reason}") from None
     return connection
@@ -952,8 +957,8 @@ def _quoted(path: Path) -> str:
 
 
 def _take_lock(folder: Path) -> int:
-    """The operating system releases the lock when its holder ends, even after a crash: a dead driver never blocks the
-    next."""
+    """Lock the folder; returns the descriptor that holds the lock. The operating system releases it when the process
+    ends, even after a crash: a dead driver never blocks the next."""
     descriptor = files.open_in_place(folder / "ledger.lock", os.O_RDWR, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -35,10 +35,10 @@ log = logging.getLogger("fedsweep")
 
 StopRequest = Literal["", "after packs", "now"]
 STOP_FILES: dict[StopRequest, str] = {"now": "cancel.now", "after packs": "cancel.requested"}
-"""A request is a file that exists, whatever it contains: so none is lost or misread while it is written or another is
-taken. The first of two counts."""
+"""A request is a file that exists, whatever it contains. So no request is lost or misread while it is written, or while
+another one is taken. If both files exist, the first of this mapping counts."""
 NOT_UPLOADED = (LEDGER, f"{LEDGER}-wal", f"{LEDGER}-shm", "ledger.lock", *STOP_FILES.values())
-"""Of the working copy; the ledger has its own upload."""
+"""Files of the working copy. The ledger has its own upload."""
 
 
 def _stop_file(now: bool) -> str:
@@ -46,6 +46,7 @@ def _stop_file(now: bool) -> str:
 
 
 def _first(requests: list[StopRequest]) -> StopRequest:
+    """The request that counts; "" if there is none."""
     return next((request for request in STOP_FILES if request in requests), "")
 
 
@@ -68,7 +69,7 @@ class ResultsLocation:
         yield self
 
     def protect(self) -> None:
-        """Make the results private to this user if the ledger is. `Ledger.write` has done so here."""
+        """Make the results private to this user if the ledger is. In a local folder, `Ledger.write` has done so."""
 
     @contextlib.contextmanager
     def open_for_reading(self) -> Iterator[Path]:
@@ -83,7 +84,7 @@ class ResultsLocation:
             raise UserError(f"results folder {self} cannot be written: {error}") from None
 
     def stop_requested(self) -> StopRequest:
-        """What was requested; in a local folder, since the last call."""
+        """The request, if there is one. A local folder returns it once, a URL at every later call, too."""
         return _first([request for request, name in STOP_FILES.items() if self._take_file(self.folder / name)])
 
     def _take_file(self, path: Path) -> bool:
@@ -99,7 +100,8 @@ class ResultsLocation:
         return PackStorage(str((self.folder / PACKS).absolute()))
 
     def notify_recorded(self, count: int) -> None:
-        """The ledger has changed if `count` has. Raises if another driver has taken over."""
+        """`count` changes whenever the ledger does. A ledger at a URL is then uploaded. Raises if another driver has
+        taken over."""
 
     def leave(self, seconds: float) -> str:
         """The process is about to end without cleanup: release the lock within `seconds`, so that another driver can
@@ -166,7 +168,7 @@ class RemoteLocation(ResultsLocation):
         """For messages."""
         self.lock = RemoteLock(self._files, self._root, self.url)
         self._ledger = RemoteLedger(self._files, self._root)
-        self._recorded = self._uploaded = -1  # trials in the ledger here and at the URL
+        self._recorded = self._uploaded = -1  # `count` of `notify_recorded`: the latest, and at the last upload
         self._holds_lock = False
         self._lock_lost = ""  # the error to raise once another driver has taken over
         self._stop: StopRequest = ""
@@ -273,7 +275,7 @@ class RemoteLocation(ResultsLocation):
         return f"trials that were not uploaded are in {self.folder}, and '{merge}' adds them"
 
     def _download(self, *names: str) -> None:
-        """The ledger, and these files."""
+        """Download the ledger and these files."""
         with as_user_error(f"the results at {self.url} cannot be read"):
             self._ledger.download(self.folder)
             for name in names:
@@ -330,6 +332,7 @@ class RemoteLocation(ResultsLocation):
 
     @contextlib.contextmanager
     def _retried_later(self, message: str) -> Iterator[None]:
+        """Log an error instead of raising it. A lost lock is noted."""
         try:
             yield
         except LockLostError as error:
@@ -397,7 +400,8 @@ class RemoteLocation(ResultsLocation):
         return holder.name if holder and holder.is_valid else None
 
     def _release_lock(self) -> None:
-        """Also delete the working copy, unless another driver has taken over and rows were not uploaded."""
+        """Release the lock and delete the working copy. The copy is kept if another driver has taken over and rows were
+        not uploaded."""
         if not self._lock_lost:
             with self._keeping_unsent_rows(), as_user_error(f"the lock at {self.url} could not be removed"):
                 self.lock.release()

@@ -24,13 +24,14 @@ def search_of(cell: CellResult, study: Study) -> Search | None:
 
 
 def publication_of(cell: CellResult, study: Study) -> Publication | None:
-    """The private search of a cell. One without a winner counts, too: it publishes that it has none."""
+    """What the private search of a cell publishes; None if it has not begun. A search without a winner counts, too: it
+    publishes that there is none."""
     search = search_of(cell, study)
     return None if search is None else Publication(study.privacy.level, study.privacy.adjacency, searches=(search,))
 
 
 def total_of(cells: Iterable[CellResult], study: Study) -> float:
-    """eps of publishing the private searches of these cells, which share their records."""
+    """eps of publishing the private searches of these cells, which must be about the same records."""
     published = [one for cell in cells if (one := publication_of(cell, study))]
     return total_epsilon(published, study.privacy.level, study.privacy.delta)
 

@@ -1,7 +1,8 @@
 """Which data sets are about the same records.
 
-Data files prepared from the same records have different content. They belong together if their `records` name is the
-same. Without a name, the name of the data file stands for its records, and equal content is recognised by its hash.
+Data files prepared from the same records may have different content. They belong together if their `records` name is
+the same. Without a `records` name, the name of the data file is used. Data sets with the same content hash always
+belong together.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from orchestrator.study.study import Study
 
 
 def same_records(tags: Sequence[Iterable[str]]) -> list[int]:
-    """The group of every item: items that share a tag are in one group, numbered by its first item."""
+    """The group of every item, as the index of the group's first item. Items that share a tag, directly or through
+    other items, are in one group."""
     group = list(range(len(tags)))
     seen: dict[str, int] = {}
     for item, own in enumerate(tags):

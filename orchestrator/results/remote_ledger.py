@@ -1,7 +1,7 @@
 """The ledger at a URL. After most packs, only what the pack added is uploaded, not the whole ledger.
 
 SQLite appends every transaction to a log next to the ledger (write-ahead log). While a study runs, the log is not
-merged into the ledger; what it has grown by is uploaded as a new file. When the log has become larger than the ledger
+merged into the ledger; what was added to it is uploaded as a new file. When the log has become larger than the ledger
 (and than 16 MB), both are merged and the ledger is uploaded as a whole, so that all uploads together are a few times as
 large as the ledger.
 
@@ -33,14 +33,14 @@ class RemoteLedger:
     def __init__(self, files: Any, root: str) -> None:
         self._files, self._root = files, root
         self._log = ""  # the name of the log that this process uploads
-        self._salt = b""  # changes when SQLite starts the log again
+        self._salt = b""  # of that log; changes when SQLite restarts the log
         self._sent = self._parts = 0  # bytes and parts of the log that are uploaded
         self._merged = (0, 0)  # the version of the ledger that is uploaded
 
     # ---- reading
 
     def download(self, folder: Path) -> None:
-        """The ledger, if there is one, and its log."""
+        """Download the ledger, if there is one, and its log."""
         for _ in range(ATTEMPTS):
             with contextlib.suppress(FileNotFoundError):
                 before = self._current()
@@ -65,14 +65,14 @@ class RemoteLedger:
         try:
             names = sorted(self._files.ls(f"{self._root}/{LOGS}/{log}", detail=False))
         except FileNotFoundError:
-            return []  # it has no part yet, or has been replaced
+            return []  # the log has no part yet, or has been replaced
         return [self._files.cat_file(name) for name in names if name.rpartition("/")[2].isdecimal()]
 
     # ---- writing
 
     def upload(self, folder: Path, replace: Callable[[Path, str], None], check: Callable[[], None]) -> None:
-        """What was added since the last call. `replace`: uploads a file in place of another. `check`: raises an error
-        if this process may not write any more."""
+        """Upload what was added since the last call. `replace`: uploads a file in place of another. `check`: raises
+        an error if this process may not write any more."""
         log = _committed(folder / f"{LEDGER}-wal", self._sent)
         if self._log and self._merged == _version(folder / LEDGER) and log is None:
             return
@@ -86,7 +86,8 @@ class RemoteLedger:
             self._salt, self._sent, self._parts = log.salt, log.end, self._parts + 1
 
     def _continues(self, log: _Log, folder: Path) -> bool:
-        """Whether the log continues what is uploaded: it was not merged by another connection, nor started again."""
+        """Whether the log continues what is uploaded: it was not merged by another connection, not restarted, and is
+        not so large that a merge is due."""
         return (
             bool(self._log)
             and self._merged == _version(folder / LEDGER)
@@ -100,7 +101,7 @@ class RemoteLedger:
             self._replace(folder, replace, check)
 
     def _replace(self, folder: Path, replace: Callable[[Path, str], None], check: Callable[[], None]) -> None:
-        """Merge the log into the ledger, and upload that."""
+        """Merge the log into the ledger, and upload the ledger."""
         with contextlib.closing(sqlite3.connect(folder / LEDGER, isolation_level=None, timeout=30)) as connection:
             busy, *_ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             if busy:
@@ -119,7 +120,7 @@ class RemoteLedger:
 
 class _Log(NamedTuple):
     salt: bytes
-    """SQLite chooses another one whenever it starts the log again."""
+    """SQLite chooses another salt whenever it restarts the log."""
     added: bytes
     """Whole transactions."""
     end: int
@@ -127,7 +128,7 @@ class _Log(NamedTuple):
 
 
 def _committed(log: Path, start: int) -> _Log | None:
-    """The transactions of a log from a position on; None if it is empty."""
+    """The complete transactions of a log from a position on; None if the log is empty."""
     try:
         with log.open("rb") as file:
             header = file.read(HEADER)

@@ -32,6 +32,8 @@ class LockLostError(UserError):
 
 
 class Holder(NamedTuple):
+    """The driver that a lock names."""
+
     name: str
     token: str
     alive: float
@@ -132,7 +134,7 @@ class RemoteLock:
             return
         try:
             self._write(self._path, IfMatch=self._version)
-        except OSError as error:  # it has changed, which may be this driver's own write whose answer was lost
+        except OSError as error:  # the lock has changed: perhaps this driver's own write, whose answer was lost
             supported = error.errno != errno.ENOSYS
             self._version = self._files.info(self._path)["ETag"] if supported else ""
             self.check()

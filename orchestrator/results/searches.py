@@ -75,7 +75,7 @@ class SearchRecord(SearchedCell):
     known_winner: Any = field(compare=False, default=None)
     """The winner that the ledger holds: a list that is empty if no trial finished; None if it is not known."""
     tasks: dict[tuple[str, str], SearchTask] = field(compare=False, default_factory=dict, repr=False)
-    """Cache that all records share: a task by method and variant, with any budget."""
+    """Cache that all records share, by method and variant. A task has the budget of the first cell that needed it."""
 
     @cached_property
     def task(self) -> SearchTask:
@@ -98,7 +98,7 @@ class SearchRecord(SearchedCell):
         return self._history(stages, self.ledger.outcomes(self.study.objective, (self.cell_id, self.variant.name)))
 
     def with_trials(self, stages: dict[str, list[str]], outcomes: dict[str, Outcome]) -> SearchRecord:
-        """This record, with trials that were read already."""
+        """Set the trials, which were read already; returns this record."""
         vars(self).update(stages=stages, history=self._history(stages, outcomes))
         return self
 
@@ -154,12 +154,12 @@ class SearchRecord(SearchedCell):
 
     @property
     def expected(self) -> dict[str, int]:
-        """Trials of every stage: opened, or expected."""
+        """Number of trials by stage: those opened, or those expected if the stage is not open or may still grow."""
         return expected_trials(self.variant, self.task, self.study.search.finalists, self.opened)
 
     @property
     def to_come(self) -> dict[str, int]:
-        """Trials that later stages will add."""
+        """Number of trials that are expected to be added, by stage."""
         if self.finished:
             return {}
         finalists, variants = self.study.search.finalists, self.study.variants
@@ -207,13 +207,14 @@ def search_records(ledger: Ledger, study: Study, *, verified: bool = False) -> I
 
 
 def as_stored(choice: Choice | None) -> list[Any]:
-    """For `Ledger.set_winner`."""
+    """A choice in the form that `Ledger.set_winner` takes."""
     if choice is None:
         return []
     return [list(choice.candidate.keys), choice.score, choice.spread, choice.failed, choice.within_standard_error]
 
 
 def choice_from(stored: Any) -> Choice | None:
+    """The inverse of `as_stored`."""
     if not stored:
         return None
     keys, score, spread, failed, near = stored

@@ -1,7 +1,8 @@
 """Reads the specifications of very many trials from JSON.
 
 The text before the hyperparameters, the hyperparameters, and the text after them repeat from trial to trial. Each
-distinct part is completed to a JSON object and parsed once. If all are valid, their members are those of the whole.
+distinct part is completed to a JSON object and parsed once. If all parts are valid, the specification has the members
+of all.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def _after(text: str) -> dict[str, Any] | None:
 
 
 def _part(text: str) -> dict[str, Any] | None:
-    """Parse a JSON object; without the placeholder "" that completed the text."""
+    """Parse a JSON object, and remove the placeholder "" that completed the text."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

@@ -89,7 +89,7 @@ def _best_rows(ledger: Ledger, records: Iterable[SearchRecord]) -> dict[str, Row
 
 
 def _cell(record: SearchRecord, rows: Mapping[str, Row]) -> dict[str, Any]:
-    """`rows`: of the winners."""
+    """The status of one search. `rows`: the rows of the winners, by key."""
     best, ended = _best(record), record.ended
     return {
         "cell": record.cell_name,
@@ -119,7 +119,7 @@ def _tuned(row: Row, space: SearchSpace) -> Configuration:
 
 
 def _computed_on(sessions: list[Session]) -> dict[str, int]:
-    """Number of trials that each kind of device has computed: kinds differ in the last bits."""
+    """Number of trials by kind of device: between kinds, results differ in the last bits."""
     counts: Counter[str] = Counter()
     for session in sessions:
         if session.environment:
@@ -147,8 +147,8 @@ def _time(sessions: list[Session], rounds_left: int, running: bool) -> dict[str,
 
 
 def _rate(session: Session) -> float | None:
-    """Trial-rounds per second over the last batches. The first batch includes the start of Ray and only counts if it
-    is the only one."""
+    """Trial-rounds per second over the last batches, timed from the end of the first of them. A single batch is timed
+    from the beginning of the session, which includes the start of Ray."""
     recent = session.batches[-RECENT_BATCHES:]
     if not recent:
         return None

@@ -46,7 +46,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Point:
-    """The best configuration at a budget, by the surface."""
+    """The best configuration at a budget, according to the surface."""
 
     epsilon: float
     noise: float
@@ -114,16 +114,19 @@ class StudySurface:
         return Surface(trials, self.lattice.is_numeric, unit=1.0 if percent else None, deviation=deviation)
 
     def _noise_of(self, row: Row) -> float:
+        """The noise multiplier of a round of this trial."""
         return math.sqrt(row.trial.rounds) / _mu(row.epsilon_unsampled, self.study.privacy.delta)
 
     @cached_property
     def _range(self) -> tuple[float, float]:
+        """The smallest and the largest log noise for which the surface predicts."""
         noise = [trial.noise for trial in self.surface.trials]
         return min(noise) - MARGIN, max(noise) + MARGIN
 
     @cached_property
     def _sampling_credit(self) -> tuple[list[float], list[float]]:
-        """By log eps: mu without amplification by sampling, divided by the claimed mu; 1 without sampling."""
+        """For the searched budgets: log eps, and mu without amplification by sampling divided by the claimed mu (1
+        without sampling)."""
         firsts = {each.budget: each.row for each in reversed(self.results) if math.isfinite(each.row.epsilon_claimed)}
         delta = self.study.privacy.delta
         found = sorted(
@@ -208,7 +211,7 @@ class StudySurface:
 
     @cached_property
     def _rounds(self) -> NDArray[np.int64]:
-        """Of every configuration of the lattice."""
+        """The rounds of every configuration of the lattice."""
         return self.lattice.rounds(self.study.stage_rounds(self.method).confirm)
 
     def _check_rounds(self, rounds: int | None) -> None:
@@ -219,7 +222,7 @@ class StudySurface:
     def curve(
         self, delta: float | None = None, release: Release | None = None, rounds: int | None = None
     ) -> list[Point]:
-        """From the smallest to the largest finite budget, where the surface can predict."""
+        """From the smallest to the largest finite budget, without those for which the surface cannot predict."""
         self._check_rounds(rounds)
         finite = [epsilon for epsilon in self.epsilons if math.isfinite(epsilon)]
         between = np.geomspace(min(finite), max(finite), CURVE).tolist() if len(finite) > 1 else []

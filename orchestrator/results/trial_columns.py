@@ -9,7 +9,7 @@ CHUNK = 1000  # trials in memory at a time
 
 
 class TrialColumns(NamedTuple):
-    """The fields of `Row`, a value per trial. All are checked. `content`: the specification, read from JSON."""
+    """The fields of `Row`, a value per trial. All values were checked. `content`: the specification, read from JSON."""
 
     key: Sequence[str]
     spec: Sequence[str]
@@ -34,6 +34,6 @@ class TrialColumns(NamedTuple):
         return cls(*columns)
 
     def at(self, places: Sequence[int]) -> TrialColumns:
-        """Some of the trials."""
+        """The trials at these positions."""
         columns: Any = ([column[place] for place in places] for column in self)
         return TrialColumns(*columns)

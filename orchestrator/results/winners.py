@@ -50,7 +50,7 @@ class Score(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Score:
-        """Of one value for each seed."""
+        """From one value for each seed."""
         mean, count = sum(values) / len(values), len(values)
         squares = sum((mean - value) ** 2 for value in values)
         return cls(mean, math.sqrt(squares / (count - 1)) if count > 1 else math.nan, count)
@@ -84,9 +84,9 @@ class SearchResult:
     more_to_come: bool
     """Whether stages that are not open yet contribute to the missing trials, so that their number may change."""
     digest: str = ""
-    """Of its trials, if they were verified: it changes whenever anything here may have changed."""
+    """Of its trials, if they were verified; while it is the same, so is this result."""
     worst_epsilon: float | None = None
-    """The largest eps of the runs of a private search that has begun, claimed or actual."""
+    """The largest claimed or actual eps of the runs of a private search; None for others, and before it begins."""
 
     @cached_property
     def tried(self) -> dict[str, Axis]:
@@ -112,7 +112,7 @@ class CellResult(SearchedCell):
     confirm: dict[int, Row]
     """Ended confirm trials by seed, in the study's order."""
     progress: Hashable
-    """Changes whenever anything here may have changed."""
+    """The setting's facts and the ledger's counts of trials; while they are the same, so is this result."""
 
     @property
     def seeds(self) -> list[int]:
@@ -150,7 +150,7 @@ class CellResult(SearchedCell):
 
 
 def _scores(row: Row, objective: Objective) -> dict[int, float]:
-    """The objective by round, without the evaluation that found the trial diverged."""
+    """The objective by round, without the evaluation that found that the trial had diverged."""
     last = row.rounds - 1 if row.state == "diverged" else math.inf
     return {
         t: value for t, value in row.metrics.get(objective.metric, {}).items() if t <= last and math.isfinite(value)
@@ -163,7 +163,7 @@ class Results:
     cells: tuple[CellResult, ...]
     """In the order of the tables: setting, epsilon, method, variant."""
     states: Counter[str]
-    """How the trials of these cells have ended."""
+    """Number of ended trials of these cells, by state."""
     records: Mapping[str, int]
     """By data set, the group of records it belongs to: data sets of one group are about the same records."""
     client_rows: Mapping[SettingId, ClientRows]
@@ -231,7 +231,7 @@ class Results:
 
 
 def _surfaces(ledger: Ledger, study: Study, earlier: Sequence[StudySurface]) -> tuple[StudySurface, ...]:
-    """Those that have not changed are taken from `earlier`, because a fit takes seconds."""
+    """The surfaces of the study. Unchanged ones are taken from `earlier`, because a fit takes seconds."""
     if "surface" not in study.search.strategies:
         return ()
     from orchestrator.results.surfaces import study_surfaces  # imports SciPy, which is slow
@@ -240,7 +240,8 @@ def _surfaces(ledger: Ledger, study: Study, earlier: Sequence[StudySurface]) -> 
 
 
 def record_winners(ledger: Ledger, results: Results) -> None:
-    """Store the winners in the ledger, so that `status` and `best` need not compute them; none of a private search."""
+    """Store the winners in the ledger, so that `status` and `best` need not compute them. Winners of private searches
+    are not stored."""
     known = ledger.winners()
     with ledger.transaction():
         for cell in results.cells:
@@ -250,7 +251,7 @@ def record_winners(ledger: Ledger, results: Results) -> None:
 
 
 class TrialCollector(Protocol):
-    """Sees all trials that have ended while results are read from a ledger."""
+    """Receives the ended trials while results are read from a ledger."""
 
     def begin(self, study: Study, searches: int) -> None: ...
 
@@ -258,19 +259,20 @@ class TrialCollector(Protocol):
         """Not called for the trials of a private search."""
 
     def end(self, cell: CellResult) -> None:
-        """All trials of a search have been added; none if its result is the recalled one."""
+        """All trials of a search have been added; or none, if its result was taken from `recall`."""
 
     def recall(self, name: str) -> SearchResult | None:
-        """The result of a search as it was known before."""
+        """An earlier result of a search, if there is one."""
 
 
 class _SearchTrials:
-    """What the result of a search needs of its trials."""
+    """Collects what the result of a search needs from its trials."""
 
     def __init__(self, space: SearchSpace) -> None:
         self._space = space
         self._configurations: dict[tuple[int, Any, Any], tuple[Any, Configuration]] = {}
-        """By `id` of the hyperparameters (one object for all seeds), clip and rounds."""
+        """By `id` of the hyperparameters (one object for all seeds), clip and rounds. The hyperparameters are kept, so
+        that their `id` stays unique."""
         self.stages: dict[str, list[str]] = {}
         self.outcomes: dict[str, Outcome] = {}
         self.configurations: dict[str, Configuration] = {}
@@ -281,6 +283,7 @@ class _SearchTrials:
         self.states: Counter[str] = Counter()
 
     def add(self, trials: TrialColumns, metric: str, *, searched: bool) -> None:
+        """`searched`: whether they belong to a stage before confirm."""
         if metric in ("accuracy", "loss"):
             scores: Sequence[float | None] = trials.accuracy if metric == "accuracy" else trials.loss
         else:
@@ -366,7 +369,7 @@ class _Reader:
         return known
 
     def _read_trials(self, record: SearchRecord, digest: Digest | None) -> _SearchTrials:
-        """Every row once: most of the time for very many trials is spent here."""
+        """Read every row once. With very many trials, this takes most of the time."""
         ledger, place, found = self.ledger, (record.cell_id, record.variant.name), _SearchTrials(record.task.space)
         names = ledger.stage_names(*place)
         for stage in record.variant.stages:

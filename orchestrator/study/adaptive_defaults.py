@@ -14,14 +14,15 @@ from trainables.privacy.shares import shares
 CLIPS = [1.0, 3.0, 10.0]
 """For features that are scaled to a length of about 8."""
 CLIP = 3.0
-"""Where the clip is not tuned: in a single training run, in a study's own search space, which is taken as it is, and in
-spaces with many axes."""
+"""The clip where it is not tuned: in a single training run, in a study's own search space, which is taken as it is, and
+in spaces with many axes."""
 FEW_AXES = 2
 """Spaces with at most this many axes also search the clip, which multiplies the number of configurations by 3."""
 
 
 def with_defaults(method: MethodSettings, *, scaled: bool, size_weighted: bool, clip_tuned: bool) -> MethodSettings:
-    """`method` with those defaults that it does not set itself. A method that runs as released gets none."""
+    """`method` with those defaults that it does not set itself: scaling and centring (`scaled`), weights by size, and a
+    clip. A method that runs as released gets none."""
     if method.as_released:
         return method
     changes: dict[str, Any] = {}

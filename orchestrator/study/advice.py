@@ -1,4 +1,4 @@
-"""Advice about settings of a study that have no effect, or another one than expected."""
+"""Advice about settings of a study that have no effect, or an unexpected one."""
 
 from __future__ import annotations
 

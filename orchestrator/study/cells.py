@@ -30,7 +30,7 @@ from trainables.spec import HyperValue
 
 MOST_CHECKED = 100_000
 _CHECKED: WeakKeyDictionary[Method, dict[str, dict[str, HyperValue]]] = WeakKeyDictionary()
-"""By method and text of the configuration."""
+"""Checked hyperparameters, by method and text of the configuration."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Cell:
 
     @cached_property
     def _code(self) -> str:
-        """All problems of a cell have the same model and kind of partition."""
+        """Hash of the plug-ins' code. The first problem stands for all: they share model and kind of partition."""
         return code_of(self.method.name, next(iter(self._search_problems.values())), self.study.trial_metrics)
 
     @cached_property
@@ -108,7 +108,7 @@ class Cell:
     def private_trial(
         self, configuration: Configuration, seed: int, evaluate_on: Literal["validation", "test"], noise_key: str = ""
     ) -> TrialSpec:
-        """A run of a private search. Evaluated on the test rows it is the same run, with the same weights."""
+        """A run of a private search. Its weights do not depend on the rows that evaluate it."""
         first = self.study.seeds.search[0]
         (trial,) = self.trials(configuration, [first], self.study.stage_rounds(self.method).confirm)
         problem = trial.problem.model_copy(update={"evaluate_on": evaluate_on})
@@ -159,7 +159,8 @@ def with_model(spec: ProblemSpec, method: MethodSettings) -> ProblemSpec:
 
 
 def _checked(method: Method, configuration: Configuration) -> dict[str, HyperValue]:
-    """The hyperparameters of a configuration. Cells with the same configuration share them: there may be a million."""
+    """The checked hyperparameters of a configuration. Cells with the same configuration share one object: there may be
+    a million trials."""
     known = _CHECKED.setdefault(method, {})
     given = {name: value for name, value in configuration.items() if name not in RUN_NAMES}
     if (found := known.get(text := repr(given))) is None:  # as text, because 1 == True
@@ -174,7 +175,7 @@ class PreparedStudy:
     """A study with its data: all cells, in the order of the tables."""
 
     study: Study
-    """With the clients of the data, if it left them open."""
+    """The study; if it leaves the clients open, with those of the data."""
     cells: tuple[Cell, ...]
     problems: Mapping[str, Problem]
     """By the key of the problem's specification."""
@@ -368,6 +369,7 @@ def _check_cell(cell: Cell, problems: Mapping[str, Problem]) -> None:
 
 
 def _check_price(cell: Cell, configuration: Configuration, problems: Mapping[str, Problem]) -> None:
+    """Raise if the privacy cost of a private search over this configuration is not known."""
     trial = cell.private_trial(configuration, 0, "test")
     if any(event.sampling < 1 for event in check(trial, problems[trial.problem.key]).events):
         raise UserError(f"method {trial.method} samples rows: the price of a private search is not known for it")

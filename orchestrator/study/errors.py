@@ -1,4 +1,4 @@
-"""Errors that name a setting of the study file, so that the message can name its line, and their wording."""
+"""Errors about settings of the study file: the path of the setting, which gives its line, and the wording."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainables.errors import UserError
 
 
 def invalid(sentence: str, *at: str | int) -> PydanticCustomError:
-    """Raised by a validator that checks several settings; `at` is the path of the one to point to."""
+    """The error of a validator that checks several settings; `at`: the path of the setting at fault."""
     return PydanticCustomError("invalid", "{sentence}", {"sentence": sentence, "at": at})
 
 
@@ -48,7 +48,7 @@ KINDS = {
 
 
 def message(errors: list[ErrorDetails], *, show_input: bool = True) -> str:
-    """A sentence for all errors of one setting: pydantic reports one for each type that it may have."""
+    """A sentence for all errors of one setting: pydantic reports one for each type that the setting may have."""
     first = errors[0]
     if first["type"] == "missing":
         return "it is missing"
@@ -64,8 +64,8 @@ def _sentence(errors: list[ErrorDetails]) -> str:
     if first["type"] == "too_short":
         least = first["ctx"]["min_length"]
         return f"it should have at least {least} item{'s' if least > 1 else ''}"
-    if first["type"] == "string_pattern_mismatch":  # both patterns of a study allow these
-        return "it should have at most 64 characters: letters from a to z, digits and . _ -"
+    if first["type"] == "string_pattern_mismatch":  # of `name`; that of `resources.accelerator` is wider
+        return "it should be 1 to 64 letters (A-Z, a-z), digits or . _ - and begin with a letter or digit"
     return first["msg"].removeprefix("Value error, ").replace("Input should", "it should", 1)
 
 

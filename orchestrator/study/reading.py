@@ -122,7 +122,7 @@ def _read_space(file: Path, method: str) -> Any:
 
 
 def from_mapping(content: Mapping[str, Any], called: str) -> Study:
-    """A study from Python; feature files are looked up in the current folder."""
+    """A study from Python; feature files are looked up in the current folder. `called`: its name in error messages."""
     try:
         study = Study.model_validate(dict(content))
     except ValidationError as error:
@@ -154,6 +154,7 @@ def first_error(error: ValidationError) -> tuple[tuple[str | int, ...], str]:
 
 
 def _visible(place: tuple[str | int, ...]) -> list[str | int]:
+    """An error's location without the parts that pydantic adds."""
     return [part for part in place if not _internal(part)]
 
 
@@ -206,5 +207,5 @@ def changed_resources(of: ResourceSettings, settings: list[str]) -> ResourceSett
 
 
 def _internal(part: str | int) -> bool:
-    """Parts of an error's location that pydantic adds, such as the branch of a union."""
+    """Whether pydantic added this part of an error's location, such as the branch of a union."""
     return isinstance(part, str) and (part in ("int", "float", "str", "bool") or "[" in part)

@@ -1,6 +1,6 @@
 """The study: what to sweep over. Checked in full before anything runs; errors name the file and line.
 
-Everything that changes results is in the body. `resources` only changes how the cluster is used.
+`resources` only changes how the cluster is used. All settings that change results are outside it.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Study(Section):
 
     @model_validator(mode="after")
     def _methods_carry_their_precision(self) -> Study:
-        """A method's label names its precision."""
+        """Copy the study's precision to its methods, whose names in tables show it."""
         if self.precision != "float32":
             self.methods[:] = [
                 method if method.precision else method.model_copy(update={"precision": self.precision})
@@ -101,7 +101,8 @@ class Study(Section):
 
     @model_validator(mode="after")
     def _methods_carry_the_defaults(self) -> Study:
-        """A method's label names its options. A recorded study sets all keys, so it gets no defaults."""
+        """Copy the defaults to the methods, whose names in tables show their options. A recorded study sets all keys,
+        so it gets no defaults."""
         if self.defaults == "adaptive":
             given = self.model_fields_set
             self.methods[:] = [
@@ -268,7 +269,8 @@ class Study(Section):
         return self.model_copy(update={"partitions": ["explicit"], "clients": "auto"})
 
     def partition(self, text: str, data: FeatureSet | None = None) -> PartitionSpec:
-        """A partition with the first search seed's partition seed. `data`: for the number of clients that it names."""
+        """The partition of the first search seed. `data`: the data set that gives the number of clients if it is
+        auto."""
         clients = partition.clients_of(self.clients, data)
         seed = self.seeds.partition_seed(self.seeds.search[0], self.seeds.search)
         return partition.parse(text, clients=clients, seed=seed)
@@ -287,7 +289,7 @@ class Study(Section):
     def cell_name(
         self, setting: str, method: MethodSettings, epsilon: float, variant: SearchVariant | None = None
     ) -> str:
-        """For display. Only searches by other variants than the first mention theirs."""
+        """For display. The search variant is part of the name unless it is the study's first."""
         name = f"{setting} / {method.shown} / eps {epsilon:g}"
         return name if variant in (None, self.variants[0]) else f"{name} ({variant.name})"
 

@@ -2,7 +2,7 @@
 for a slot.
 
 The desk keeps no state that matters: the ledger knows which trials have ended, the scheduler which slot has which pack.
-Trials and results pass through it pickled, so that its process imports nothing of them.
+Trials and results pass through it pickled, so that its process need not import their classes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from trainables.federation.messages import Order, Report
 
 MESSAGES_PER_S = 400  # heartbeats of all slots together; each takes about a millisecond of the desk's time
 STEPS_PER_S = 100  # Tune steps of all slots together; each costs the driver a few milliseconds
-PACE_EVERY_S = 1.0
+PACE_EVERY_S = 1.0  # between two updates of the pace
 SLOT_LEFT_S = 60.0  # a slot that sends no message for this long is no longer counted
 
 
@@ -25,7 +25,7 @@ class Pace(NamedTuple):
     """How often a slot should send messages: less often, the more slots there are."""
 
     heartbeat_s: float
-    """Between two heartbeats. Each has the slot's latest report."""
+    """Time between two heartbeats. Each carries the slot's latest report."""
     step_s: float
     """Target duration of a Tune step."""
     idle_s: float
@@ -62,7 +62,8 @@ class _Request:
 class PackDesk:
     def __init__(self) -> None:
         self._orders: dict[int, Order] = {}
-        """Packs that no slot has taken, by number, oldest first. No slot that waits may take one of them."""
+        """Packs that no slot has taken, by number, oldest first. None of them may run on the nodes of a slot that
+        waits."""
         self._reports: list[Report] = []
         self._excluded_nodes: set[str] = set()
         """Nodes that get no packs: they are blocked or about to leave."""
@@ -76,7 +77,7 @@ class PackDesk:
         """The time of the last message of every slot."""
         self._pace, self._paced = Pace.of(1), 0.0
         self._superseded: set[int] = set()
-        """Those of `_packs` whose results are no longer needed."""
+        """The numbers in `_packs` whose results are no longer needed."""
         self._closed = False
 
     # ---- called by slots
@@ -95,13 +96,13 @@ class PackDesk:
         `nodes`: those of the slot and its federation, the slot's own first. `accelerator`: the model of its GPUs.
         `code`: the digest of its code. `last`: the final report about the slot's last pack.
 
-        A slot that asks has no pack. If the desk has handed one to it without a final report, the slot's process has
-        died since, and the pack is lost."""
+        A slot that asks has no pack. If the desk handed it one and got no final report, the slot's process has died
+        since, and the pack is lost."""
         self._heard[slot] = time.monotonic()
         if last is not None:
             self._reports.append(last)
             self._end(slot, last.number)
-        self._answer(slot, None)  # to an earlier process of the slot
+        self._answer(slot, None)  # ends the request of an earlier process of the slot
         if (lost := self._packs.get(slot)) is not None:
             self._end(slot, lost)
             self._reports.append(Report(slot, lost, "lost"))
@@ -171,7 +172,8 @@ class PackDesk:
         leaving_nodes: Iterable[str] = (),
         superseded: Iterable[int] = (),
     ) -> list[Report]:
-        """Leave packs, and take all reports since the last call, in order."""
+        """Leave packs, and take all reports since the last call, in order. `superseded`: numbers of packs whose results
+        are no longer needed."""
         if superseded := set(superseded):
             self._superseded |= superseded & set(self._packs.values())
             for number in superseded:

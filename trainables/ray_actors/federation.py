@@ -45,10 +45,11 @@ ROUND_RETRIES = 2  # retries of a call whose host crashed: a third crash is trea
 
 
 class CheckedActor:
-    """An actor that computes with the driver's code or not at all. Its constructor compares the code, and so does every
-    restart by Ray, perhaps on another node."""
+    """An actor that computes with the driver's code or not at all. Its constructor compares the code. Ray calls the
+    constructor again when it restarts the actor, perhaps on another node."""
 
     def _compare_code(self, expected: CodeIdentity | None, device: str, kernel: Kernel) -> None:
+        """Called by the constructor. Raises nothing, because Ray would keep only the text; `node_id` raises."""
         from trainables.models.kernel_build import kernel_build
 
         identity = code_identity(kernel_build(kernel))
@@ -57,6 +58,7 @@ class CheckedActor:
         self._digest = digest(identity, self._accelerator)
 
     def node_id(self) -> str:
+        """The id of its node. Raises if its code differs from the driver's."""
         node = ray.get_runtime_context().get_node_id()
         if self._differences:
             raise OtherCodeError(self._differences, node)
@@ -107,7 +109,7 @@ class HostActor(CheckedActor):
 
     def _fetch(self, work: Sequence[Any]) -> ClientWork:
         """`work` is a reference in a list, which Ray does not resolve: the host fetches it once per pack."""
-        self.node_id()
+        self.node_id()  # raises if the code differs
         (reference,) = work
         if self._work is None or self._work[0] != reference.hex():
             self._work = (reference.hex(), ray.get(reference))
@@ -149,7 +151,7 @@ class RayFederation:
         code: CodeIdentity | None = None,
     ) -> None:
         """`kernel`: used by all hosts; default: the one this process has chosen. `name`: prefix of the actors' names in
-        Ray's lists. `code`: what all actors must have; default: they are not checked."""
+        Ray's lists. `code`: the identity that all actors must have; default: not checked."""
         self._name = f"{name} {secrets.token_hex(3)}"  # unique: a dead actor may still be listed
         if kernel is None:
             from trainables.models import kernels
@@ -198,6 +200,7 @@ class RayFederation:
         return {"scheduling_strategy": strategy}
 
     def lanes_that_fit(self, trials: Sequence[TrialSpec], data: Any) -> int | None:
+        """None: no limit, as on a CPU."""
         if self.size.device == "cpu":
             return None
         return self._wait(self._server.call.remote("lanes_that_fit", list(trials), data, self.size.gpus_per_host))
@@ -258,7 +261,7 @@ class RayFederation:
         return nodes.get(max(0, index - 1), "")
 
     def _wait(self, answer: Any) -> Any:
-        """Wait longer than the server waits for a host, so that a hung host is named."""
+        """Wait longer than the server waits for a host, so that the server can report which host has hung."""
         self.wait_until_started()
         timeout = 2 * timeouts.FIRST_ANSWER_S
         if self._slowest:

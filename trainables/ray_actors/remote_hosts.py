@@ -29,6 +29,7 @@ class RemoteHosts(Hosts):
         self._work: tuple[ClientWork, list[Any]] | None = None
         self._slowest = 0.0
         self._locations: list[Any] = []
+        """References to the answers of `HostActor.location`."""
 
     def prepare(self, work: ClientWork) -> list[torch.Tensor]:
         totals = self._call("prepare", [(work,)] * len(work.assignment))
@@ -85,7 +86,7 @@ class RemoteHosts(Hosts):
         return replies
 
     def _host_failed(self, answers: Sequence[Any], error: RayTaskError) -> HostFailedError:
-        """With the node of the host, which may be another one than the slot's."""
+        """The error with the host's node, which may differ from the slot's."""
         index = next(index for index, answer in enumerate(answers) if _is_error(answer))
         node, where = self._location(index)
         last_line = str(error).strip().splitlines()[-1].strip()

@@ -25,7 +25,7 @@ from trainables.federation.pack_runner import Federation, PackRunner, is_out_of_
 from trainables.ray_actors.desk import Pace
 from trainables.ray_actors.errors import NodeExcludedError, NotStartedError
 
-HAND_BACK_AGAIN_S = 3.0  # after a checkpoint could not be written
+HAND_BACK_AGAIN_S = 3.0  # until the next attempt, after a checkpoint could not be written
 
 
 class PackSlot(tune.Trainable):
@@ -37,7 +37,7 @@ class PackSlot(tune.Trainable):
         storage: PackStorage,
         code: CodeIdentity | None = None,
     ) -> None:
-        """`code`: what this process must have; default: it is not checked."""
+        """`start`: starts the federation. `code`: the identity that this process must have; default: not checked."""
         self._desk, self._start = desk, start
         self._slot, self._node = config["slot"], ray.get_runtime_context().get_node_id()
         self._packs = 0
@@ -69,7 +69,7 @@ class PackSlot(tune.Trainable):
         threading.Thread(target=self._send_heartbeats, name="fedsweep-heartbeat", daemon=True).start()
 
     def _with_node(self, error: BaseException) -> Exception:
-        """The error with the node at fault; by default this one."""
+        """The error with the node at fault; by default the slot's node."""
         while (cause := getattr(error, "cause", None)) is not None:  # Ray wraps what was raised in another process
             error = cause
         if isinstance(error, OtherCodeError):
@@ -89,7 +89,7 @@ class PackSlot(tune.Trainable):
         return getattr(federation, "accelerator", ""), getattr(federation, "code", "")
 
     def _send_heartbeats(self) -> None:
-        """Also while a round takes long. A process that is stopped sends none."""
+        """Send heartbeats, also during a long round. A suspended process sends none."""
         while not self._closed.wait(self._pace.heartbeat_s):
             with contextlib.suppress(Exception):  # the driver notices that the desk is lost
                 order = self.runner.order
@@ -135,8 +135,8 @@ class PackSlot(tune.Trainable):
         return {"packs": self._packs}
 
     def _hand_back(self) -> None:
-        """Without a checkpoint that other nodes can read, the pack runs on: it may end before its node leaves, and the
-        storage is tried again."""
+        """Hand the pack back with a checkpoint. If none can be written, the pack runs on: it may end before its node
+        leaves, and writing is tried again later."""
         report = self.runner.hand_back()
         if report is None:
             self._next_hand_back = time.monotonic() + HAND_BACK_AGAIN_S

@@ -25,7 +25,7 @@ LARGEST_GRID = 100_000
 
 
 def _model_text(value: Any) -> Any:
-    """A network may be written as a mapping; as text it is part of a trial."""
+    """Convert a network that is given as a mapping to text, which becomes part of a trial."""
     if not isinstance(value, dict):
         return value
     try:
@@ -136,14 +136,14 @@ class MethodSettings(Section):
 
     @property
     def shown(self) -> str:
-        """Name in tables: the label, or the method's title with its options. What runs as its authors released it, or
-        in reduced precision, is always marked."""
+        """Name in tables: the label, or the method's title with its options. A method that runs as its authors released
+        it, or in reduced precision, is always marked."""
         parts = [self.label, *self._precision] if self.label else [METHODS[self.name].title, *self.own_options]
         return f"{', '.join(parts)} (as released)" if self.as_released else ", ".join(parts)
 
     @property
     def own_options(self) -> list[str]:
-        """Options that distinguish this variant of the method, in words. One word for those of `defaults: adaptive`."""
+        """Options that distinguish this variant of the method, in words. Those of `defaults: adaptive` are one word."""
         own = self.preprocess or PreprocessSettings()
         scaled = ["scaled"] if own.scale or own.length else []
         centred = [] if not own.center else ["auto-centred" if own.center == "auto" else "centred"]

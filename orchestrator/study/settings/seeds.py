@@ -54,7 +54,7 @@ class SeedSettings(Section):
         return self
 
     def partition_seed(self, seed: int, stage_seeds: Sequence[int]) -> int:
-        """The partition's seed for the run with this seed, among the seeds of its stage."""
+        """The partition's seed for the run with this seed. `stage_seeds`: all seeds of its stage."""
         if isinstance(self.partition, int):
             return self.partition
         if self.partition == "per-seed":
