@@ -34,12 +34,12 @@ def plugin_errors(what: str, *, retry_environment: bool = False) -> Iterator[Non
     except PluginError:
         raise
     except Exception as error:
-        if _may_pass(error) if retry_environment else isinstance(error, UserError):
+        if _is_transient(error) if retry_environment else isinstance(error, UserError):
             raise
         raise PluginError(_text(what, error)) from error
 
 
-def _may_pass(error: Exception) -> bool:
+def _is_transient(error: Exception) -> bool:
     return isinstance(error, MemoryError | OSError) or type(error).__name__ in ENVIRONMENT_ERRORS
 
 

@@ -20,7 +20,8 @@ OPENED = (
 the files that they name, archives expand without limit, and caches write to other folders. `smb`, `ssh` and `sftp` log
 in with the user's password or keys at any host that a study names, and accept any host key."""
 _SEPARATOR = r"\s,;|\"'`()<>\[\]{}="
-_NEXT_URL = re.compile(rf"(?<![^{_SEPARATOR}])[A-Za-z][A-Za-z0-9+.-]{{,50}}://")  # unlimited: takes minutes
+# the scheme has a maximum length: without it, a long text takes minutes
+_NEXT_URL = re.compile(rf"(?<![^{_SEPARATOR}])[A-Za-z][A-Za-z0-9+.-]{{,50}}://")
 _PORT = re.compile(r"[^\s:]*:[0-9]*")
 _CLOSING = r",;.)\]}\"'`>"
 _QUERY = re.compile(r"\?.*?(?=[,;\s]*$)", re.DOTALL)

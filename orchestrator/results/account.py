@@ -61,12 +61,13 @@ class RecordsAccount:
         return sorted({item.data for item in self.items})
 
     @cached_property
-    def _once(self) -> list[Item]:
+    def _distinct_items(self) -> list[Item]:
+        """Copies are counted once."""
         return list({item.identity: item for item in self.items}.values())
 
     def total(self, level: Level = "record") -> float:
         """eps of everything together for one record, or for one user."""
-        return total_epsilon([item.published for item in self._once if item.published], level, self.delta)
+        return total_epsilon([item.published for item in self._distinct_items if item.published], level, self.delta)
 
     @property
     def by_place(self) -> dict[tuple[str, str], float]:

@@ -121,8 +121,8 @@ def ended(db: sqlite3.Connection, before: Mapping[int, str], after: Mapping[int,
 
 
 def computed(db: sqlite3.Connection, places: Iterable[tuple[str, str]]) -> dict[tuple[str, str], int]:
-    """Count one trial of the last session for each of these places. A place is here the nodes, as a JSON list, and the
-    digest of their code. Returns the number of every place's origin."""
+    """Count one trial of the last session for each of these places: the nodes, as a JSON list, and the digest of their
+    code. Returns the number of every place's origin."""
     (session,) = db.execute("SELECT coalesce(max(number), 0) FROM sessions").fetchone()
     counted = Counter(places)
     origins = {place: origin(db, session, *place) for place in counted}

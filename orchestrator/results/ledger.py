@@ -556,8 +556,8 @@ class Ledger:
         return {checks.line(code): checks.number(count) for code, count in rows if code}
 
     def forget(self, keys: Iterable[str], stages: Mapping[StageKey, int]) -> None:
-        """Remove the rows of trials, so that they run again. `stages`: the position from which on trials are removed
-        from a stage."""
+        """Remove the rows of trials, so that they run again. `stages`: by stage, the position from which on its trials
+        are removed."""
         forgotten = [(key,) for key in keys]
         with self.transaction():
             number = "(SELECT number FROM trial_keys WHERE key = ?)"
@@ -611,17 +611,17 @@ class Ledger:
     def rows(self, keys: Iterable[str], *, whole: bool = True) -> dict[str, Row]:
         """The rows of the trials that have ended, in the order of the keys. `whole=False` leaves out metrics and
         correctness, which are most of a row."""
-        wanted = list(dict.fromkeys(keys))
+        unique_keys = list(dict.fromkeys(keys))
         columns = COLUMNS if whole else SHORT_COLUMNS
         rows: dict[str, Row] = {}
-        for start in range(0, len(wanted), KEYS_PER_QUERY):
-            chunk = wanted[start : start + KEYS_PER_QUERY]
+        for start in range(0, len(unique_keys), KEYS_PER_QUERY):
+            chunk = unique_keys[start : start + KEYS_PER_QUERY]
             marks = ", ".join("?" * len(chunk))
             found = self._db.execute(
                 f"SELECT {columns} FROM trial_keys JOIN trials USING (number) WHERE key IN ({marks})", chunk
             )
             rows |= {row.key: row for columns_ in _columns(found) for row in Row.from_columns(columns_)}
-        return {key: rows[key] for key in wanted if key in rows}
+        return {key: rows[key] for key in unique_keys if key in rows}
 
     # ---- cells and stages
 

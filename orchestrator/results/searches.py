@@ -79,10 +79,10 @@ class SearchRecord(SearchedCell):
 
     @cached_property
     def task(self) -> SearchTask:
-        rows, alike = self.facts.validation_rows if self.facts else 1, (self.method.id, self.variant.name)
-        if alike not in self.tasks:  # its search space takes long to build
-            self.tasks[alike] = self.study.search_task(self.method, self.epsilon, self.variant, rows)
-        return replace(self.tasks[alike], epsilon=self.epsilon, validation_rows=rows, secret=self.secret)
+        rows, cache_key = self.facts.validation_rows if self.facts else 1, (self.method.id, self.variant.name)
+        if cache_key not in self.tasks:  # its search space takes long to build
+            self.tasks[cache_key] = self.study.search_task(self.method, self.epsilon, self.variant, rows)
+        return replace(self.tasks[cache_key], epsilon=self.epsilon, validation_rows=rows, secret=self.secret)
 
     @cached_property
     def stages(self) -> dict[str, list[str]]:

@@ -1,8 +1,8 @@
 """Reads the specifications of very many trials from JSON.
 
 The text before the hyperparameters, the hyperparameters, and the text after them repeat from trial to trial. Each
-distinct part is completed to a JSON object and parsed once. If all parts are valid, the specification has the members
-of all.
+distinct part is completed to a JSON object and parsed once. If all parts are valid, their members together are those of
+the specification.
 """
 
 from __future__ import annotations

@@ -304,10 +304,10 @@ class _SearchTrials:
 
     def _configuration(self, content: Mapping[str, Any]) -> Configuration:
         chosen = content["hyperparameters"]
-        alike = id(chosen), content["privacy"]["clip"], content["rounds"]
-        if alike not in self._configurations:
-            self._configurations[alike] = chosen, configuration_of(content, self._space)
-        return self._configurations[alike][1]
+        cache_key = id(chosen), content["privacy"]["clip"], content["rounds"]
+        if cache_key not in self._configurations:
+            self._configurations[cache_key] = chosen, configuration_of(content, self._space)
+        return self._configurations[cache_key][1]
 
 
 class _Reader:

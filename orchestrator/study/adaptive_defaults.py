@@ -44,7 +44,7 @@ def with_shares(
     """The preprocessing with numbers for the shares that are `auto`. `allowed`: whether the model allows centred and
     scaled features; if not, these shares are 0."""
     numbers = given.model_dump()
-    if open_ := [name for name in ("scale", "center") if numbers[name] == "auto"]:
+    if auto_names := [name for name in ("scale", "center") if numbers[name] == "auto"]:
         chosen = shares(privacy, sizes, features)._asdict()
-        numbers |= {name: chosen[name] if allowed else 0.0 for name in open_}
+        numbers |= {name: chosen[name] if allowed else 0.0 for name in auto_names}
     return Preprocess(**numbers)

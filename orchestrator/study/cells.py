@@ -228,11 +228,11 @@ class PreparedStudy:
     def noise(self, cell: Cell) -> Callable[[int], float]:
         """The noise multiplier of a cell's runs, by their number of rounds; see `SearchTask.noise`."""
         sizes = self.problems[next(iter(cell.setting.search.values())).key].partition.sizes
-        some = cell.space.grid(cell.space.coarse)[0]
+        example = cell.space.grid(cell.space.coarse)[0]
 
         @cache
         def multiplier(rounds: int) -> float:
-            (trial,) = cell.trials({**some, "rounds": rounds}, cell.study.seeds.search[:1], rounds)
+            (trial,) = cell.trials({**example, "rounds": rounds}, cell.study.seeds.search[:1], rounds)
             return math.sqrt(rounds) / plan_of(trial, sizes).mu(trial.privacy.release)
 
         return multiplier
@@ -353,10 +353,10 @@ def _check_cell(cell: Cell, problems: Mapping[str, Problem]) -> None:
     """Every configuration of both grids must be valid and have a privacy plan. One of them is checked with all contest
     and confirm seeds, whose partitions may differ."""
     study, rounds = cell.study, cell.study.stage_rounds(cell.method)
-    some = cell.space.grid(cell.space.coarse)[0]
+    example = cell.space.grid(cell.space.coarse)[0]
     trials = [
-        *cell.trials(some, study.seeds.contest, rounds.confirm),
-        *cell.trials(some, study.seeds.confirm, rounds.confirm, confirm=True),
+        *cell.trials(example, study.seeds.contest, rounds.confirm),
+        *cell.trials(example, study.seeds.confirm, rounds.confirm, confirm=True),
     ]
     for axes, of_stage in ((cell.space.coarse, rounds.coarse), (cell.space.fine, rounds.fine)):
         for configuration in cell.space.grid(axes):

@@ -57,9 +57,9 @@ def message(errors: list[ErrorDetails], *, show_input: bool = True) -> str:
 
 
 def _sentence(errors: list[ErrorDetails]) -> str:
-    wanted = list(dict.fromkeys(kind for error in errors if (kind := _expected_kind(error))))
-    if wanted:
-        return f"it should be {' or '.join(wanted)}"
+    kinds = list(dict.fromkeys(kind for error in errors if (kind := _expected_kind(error))))
+    if kinds:
+        return f"it should be {' or '.join(kinds)}"
     first = errors[0]
     if first["type"] == "too_short":
         least = first["ctx"]["min_length"]

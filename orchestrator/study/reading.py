@@ -164,8 +164,8 @@ def _suggestion(place: tuple[str | int, ...]) -> str:
     by_name: dict[str, list[str]] = {}
     for path in setting_paths(Study):
         by_name.setdefault(path.rpartition(".")[2], []).append(path)
-    begun = [known for known in by_name if len(name) > 2 and known.startswith(name)]
-    for close in difflib.get_close_matches(name, by_name, n=1, cutoff=0.75) or begun[:1]:
+    completions = [known for known in by_name if len(name) > 2 and known.startswith(name)]
+    for close in difflib.get_close_matches(name, by_name, n=1, cutoff=0.75) or completions[:1]:
         here = [path for path in by_name[close] if path.rpartition(".")[0] == ".".join(section)]
         return f"; did you mean {(here or by_name[close])[0]}?"
     return ""
