@@ -158,6 +158,8 @@ def test_the_command_shows_the_best_first(file, fedsweep):
     code, _, err = fedsweep("lookup", file, "--method", "dp-fedsofim", "--epsilon", 1, "--set", "beta=0.5")
     assert code == 2
     assert "--set beta is not searched over" in err
+    code, _, err = fedsweep("lookup", file, "--method", "dp-fedsofim", "--epsilon", 1, "--seed", 9)
+    assert (code, "no run of dp-fedsofim has seed = [9]" in err) == (2, True)
 
 
 def test_other_files_are_refused(tmp_path):

@@ -30,6 +30,25 @@ def registered(monkeypatch):
     return register
 
 
+def test_a_step_is_compared_with_all_that_a_method_may_read():
+    """Such as the clip, which is no hyperparameter of the method."""
+
+    class InUnitsOfTheClip(type(METHODS["dp-fedgd"])):
+        name = "in-units-of-the-clip"
+
+        def step(self, t, theta, G, state, hypers):
+            return super().step(t, theta, G * hypers["clip"], state, hypers)
+
+    clip = PrivacySettings(epsilon=2.0).clip
+
+    def twin(theta, G, t, state, *, learning_rate):
+        return theta - learning_rate * clip * G
+
+    method = InUnitsOfTheClip()
+    assert not contract._check_twin(method, method.check({}), twin)
+    assert contract._check_twin(method, method.check({}), lambda *values, **named: 1.01 * twin(*values, **named))
+
+
 @pytest.mark.parametrize("name", cheats.CHEATS)
 def test_a_cheat_is_caught(registered, name):
     cheat = registered(cheats.CHEATS[name]())

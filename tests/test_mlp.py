@@ -179,6 +179,12 @@ def test_weights_of_their_own_for_every_client(dtype):
     torch.testing.assert_close(fast, slow, rtol=near, atol=near)
 
 
+def test_a_head_wider_than_a_chunk_gets_the_fewest_rows():
+    shape = SHAPES["cpu"]
+    assert shape.rows(2 * shape.cells) == 64
+    assert shape.rows(shape.cells // (1024 * shape.lanes)) == 1024
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_shards_longer_than_a_chunk(dtype):
     head = MLPHead(2, 200, 60)

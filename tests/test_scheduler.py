@@ -303,11 +303,18 @@ def test_progress_counts_rounds_of_single_trials(tmp_path):
         number, pack = cluster.take()
         cluster.report(number, "progress", round=2, running=3, computing_s=1.0)
         assert cluster.scheduler.lane_rounds == 3 * 2
+        assert cluster.scheduler.computing_s == 1.0
         cluster.scheduler.slot_failed("slot", Failure("died"))
+        number, pack = cluster.take()
+        cluster.report(number, "progress", round=1, running=3, computing_s=0.5)
+        cluster.report(number, "progress", round=2, running=3, computing_s=1.0)
+        cluster.scheduler.slot_failed("slot", Failure("died"))
+        cluster.take()
+        cluster.scheduler.slot_failed("slot", Failure("its node has died before the first round", "node died"))
+        assert cluster.scheduler.repeated_rounds == 2 + 2
         number, pack = cluster.take()
         cluster.complete(number, pack, near(0.3))
         assert cluster.scheduler.lane_rounds == 3 * 4, "repeated rounds count once"
-        assert cluster.scheduler.computing_s == 1.0
 
 
 # ---- failures

@@ -157,7 +157,7 @@ def test_repeated_interruptions_are_reported_and_the_next_call_resumes(cache, se
     server.cut = [100_000, 100_000, 100_000]
     with pytest.raises(UserError, match=r"was interrupted after .* bytes; the same command resumes"):
         fetching.fetch(server.file())
-    assert not (cache / "sources" / "file.bin").exists()
+    assert not fetching.cached_path(server.file()).exists()
     assert fetching.fetch(server.file()).read_bytes() == server.content
     assert server.requests[-1] is not None
 
@@ -166,7 +166,13 @@ def test_repeated_interruptions_are_reported_and_the_next_call_resumes(cache, se
 def test_a_wrong_checksum_leaves_nothing_behind(cache, server, checksum):
     with pytest.raises(UserError, match=r"is not the published file\.bin"):
         fetching.fetch(server.file(checksum))
-    assert not [path for path in (cache / "sources").iterdir() if path.is_file()]
+    assert not [path for path in (cache / "sources").rglob("*") if path.is_file()]
+
+
+def test_no_download_takes_the_place_of_another(cache):
+    """MNIST and Fashion-MNIST have files of the same names."""
+    files = {file for source in catalogue.SOURCES.values() for file in source.files} | {*catalogue.WEIGHTS.values()}
+    assert len({fetching.cached_path(file) for file in files}) == len(files)
 
 
 def test_without_a_network_the_error_says_which_file_to_get(cache):

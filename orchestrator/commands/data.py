@@ -67,7 +67,7 @@ def verify(
         except UserError as error:
             rows.append({"path": path, "valid": False, "finding": str(error)})
     for file in [] if paths else [*sources, *catalogue.WEIGHTS.values()]:
-        path = fetching.cache_folder() / "sources" / file.name
+        path = fetching.cached_path(file)
         if path.is_file():
             problem = fetching.checksum_error(path, file.checksum)
             finding = problem or ("checksum matches" if file.checksum else "no published checksum")

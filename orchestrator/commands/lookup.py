@@ -40,7 +40,8 @@ def lookup(
         if curve and all(configuration.get(name) == value for name, value in wanted.items()):
             runs.append({"configuration": {name: configuration.get(name) for name in task.axes}, task.metric: curve})
     if not runs:
-        raise UserError(f"no run of {method} has {', '.join(f'{n} = {v}' for n, v in wanted.items())}")
+        conditions = [f"{name} = {value}" for name, value in {**wanted, **({"seed": seed} if seed else {})}.items()]
+        raise UserError(f"no run of {method} has {' and '.join(conditions) or 'a score'}")
     runs.sort(key=lambda entry: (task.was_cut(entry["configuration"]), -_last(entry[task.metric])))
     if json:
         emit_json({"method": method, "epsilon": epsilon, "split": split, "runs": runs})

@@ -63,7 +63,7 @@ class Pack:
     reached_round: int = 0
     """The round that this attempt has reached."""
     round: int = 0
-    """The round of its last report. Unlike `reached_round`, it is not reset when the next attempt starts."""
+    """The last round that any attempt has reached."""
     running: int = 0
     """Lanes that have not ended."""
     computing_s: float = 0.0

@@ -213,7 +213,7 @@ def progress_table(sweep: Sweep, rows: int | None = None) -> Table:
         counts = [str(stage_count(search, stage, sweep)) for stage in stages]
         table.add_row(Text(printable(search.name)), *counts, best_so_far(search, sweep))
     if others := len(sweep.searches) - len(searches):
-        table.add_row(f"… and {others} other cells")
+        table.add_row(f"… and {others} other searches")
     return table
 
 

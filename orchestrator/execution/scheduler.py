@@ -322,7 +322,8 @@ class Scheduler:
             self.lane_rounds += max(0, report.round - pack.round) * pack.running
         self.computing_s += max(0.0, report.computing_s - pack.computing_s)
         pack.reached_round = report.round
-        pack.round, pack.running, pack.computing_s = report.round, report.running, report.computing_s
+        pack.round = max(pack.round, report.round)
+        pack.running, pack.computing_s = report.running, report.computing_s
         if report.kind == "ended":
             del self.in_flight[report.number]
             self._end(pack, measure=all(lane.state != "failed" for lane in report.lanes))
@@ -389,7 +390,7 @@ class Scheduler:
         if self._drop_copy(pack):
             return
         pack.resume_from = pack.checkpoint or pack.resume_from
-        self.repeated_rounds += max(0, pack.round - pack.checkpoint_round)
+        self.repeated_rounds += max(0, pack.reached_round - pack.checkpoint_round)
         node = failure.node or pack.node
         if failure.kind in ("other code", "left"):
             self._retry(pack, failure.reason)

@@ -56,7 +56,7 @@ def build(settings: TuneSettings) -> Any:
     try:
         return searcher_class(**seed, **settings.options)
     except (AssertionError, ImportError, TypeError, ValueError) as error:  # assertion: a package is missing
-        sentence = str(error).strip().splitlines()[0]
+        sentence = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(f"searcher = {settings.searcher!r} cannot be used: {sentence}") from error
 
 

@@ -249,7 +249,10 @@ class StudySurface:
             return None if first is None else curve[0]
         low, high = curve[first - 1].epsilon, curve[first]
         while high.epsilon / low > 1.005:
-            middle = self.at(math.sqrt(low * high.epsilon), delta, release, rounds)
+            try:
+                middle = self.at(math.sqrt(low * high.epsilon), delta, release, rounds)
+            except UserError:  # in a gap between the searched budgets
+                return high
             if reaches(middle):
                 high = middle
             else:

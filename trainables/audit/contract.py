@@ -363,7 +363,13 @@ def _check_twin(method: Method, base: Mapping[str, HyperValue], twin: Twin) -> s
         h.name: resolved[h.name] if h.static else torch.full((lanes, 1), float(resolved[h.name]))
         for h in method.hyperparameters
     }
-    hypers |= {"level": privacy.level, "rounds": 10, "model": problem.model, "clipping": privacy.clipping}
+    hypers |= {
+        "clip": torch.full((lanes, 1), privacy.clip),
+        "level": privacy.level,
+        "rounds": 10,
+        "model": problem.model,
+        "clipping": privacy.clipping,
+    }
     theta = torch.from_numpy(rng.normal(size=(lanes, d)).astype(np.float32))
     reference = theta.numpy().astype(np.float64)
     state = method.initial_state(theta, hypers)

@@ -48,7 +48,7 @@ class FedAvgStartMethod(Method):
         Hyperparameter(
             "fedavg_rounds", 1, "rounds of FedAvg before the second stage", low=1, integer=True, shared=True
         ),
-        replace(LOCAL_STEPS, default=50, description="K, noisy steps of a client in a round of FedAvg"),
+        replace(LOCAL_STEPS, default=50, description="K, local steps of a client in a round of FedAvg"),
         client_learning_rate(1.0),
         share("fedavg_share", 0.5, "share of the budget (of mu squared) for the rounds of FedAvg"),
     )

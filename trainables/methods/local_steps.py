@@ -55,7 +55,7 @@ class UserLocalSteps(LocalSteps):
 
 
 LOCAL_STEPS = Hyperparameter(
-    "local_steps", 1, "K, noisy steps of a client in a round", low=1, integer=True, shared=True
+    "local_steps", 1, "K, local steps of a client in a round", low=1, integer=True, shared=True
 )
 SERVER_LEARNING_RATE = Hyperparameter(
     "server_learning_rate", 1.0, "factor of the mean of the clients' updates", low=0, open_low=True

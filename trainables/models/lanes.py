@@ -34,7 +34,8 @@ class Shape:
         """Rows of a chunk with `width` numbers per row and lane: a power of two, at least 64. On a CPU it does not
         depend on the number of clients: how a client's sum is split must not depend on other clients."""
         together = clients if self.rows_together is None else 1
-        return max(64, 1 << (self.cells // (width * together * self.lanes)).bit_length() - 1)
+        fits = self.cells // (width * together * self.lanes)
+        return max(64, 1 << fits.bit_length() >> 1)
 
     def chunk(self, width: int, clients: int) -> tuple[int, int]:
         """Clients and rows of a chunk. One client at a time if together each would have fewer than `MIN_ROWS` rows:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from trainables.data.sources.catalogue import File
 from trainables.errors import UserError
@@ -27,6 +28,12 @@ def cache_folder() -> Path:
     """$FEDSWEEP_CACHE, or fedsweep in the user's cache folder."""
     chosen = os.environ.get("FEDSWEEP_CACHE")
     return current_folder() / chosen if chosen else user_folder("XDG_CACHE_HOME", ".cache")
+
+
+def cached_path(file: File) -> Path:
+    """Where its download is kept. Files of the same name, such as those of MNIST and Fashion-MNIST, are told apart by
+    the last folder of their URLs."""
+    return cache_folder() / "sources" / Path(urlsplit(file.url).path).parent.name / file.name
 
 
 def data_folder() -> Path:
@@ -57,7 +64,7 @@ def fetch(file: File, local: Sequence[Path] = (), progress: Progress | None = No
         path = entry / file.name if entry.is_dir() else entry
         if path.is_file() and path.name == file.name:
             return _verified(path, file)
-    cached = cache_folder() / "sources" / file.name
+    cached = cached_path(file)
     if cached.is_file():
         return _verified(cached, file, "; delete it, then the same command downloads it again")
     return _download(file, cached, progress or (lambda *_: None))
