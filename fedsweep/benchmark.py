@@ -30,7 +30,8 @@ SEEDS = tuple(FIRST_EVALUATION_SEED + k for k in range(20))
 
 class LiveTask:
     """A problem for hyperparameter tuners: one method at one budget in one setting. The value of a configuration is its
-    mean accuracy over many seeds, computed on request. Trials run in packs in this process, and each runs once."""
+    mean accuracy over many seeds, computed on request. Trials run in packs in the calling process, which runs each
+    once."""
 
     def __init__(
         self,
@@ -44,9 +45,8 @@ class LiveTask:
         device: Literal["cpu", "cuda"] = "cpu",
     ) -> None:
         """`method`, `epsilon`, `setting`: the cell of the study, as in its tables; not needed if there is only one.
-        `split`: the rows that accuracies are measured on. `test` trains as the confirm stage does, `validation` as the
-        search does.
-        `seeds`: the seeds to average over."""
+        `split`: the rows that accuracies are measured on. `test` trains on all train rows, `validation` on those
+        that a search trains on; both for as many rounds as the confirm stage. `seeds`: the seeds to average over."""
         if not seeds:
             raise UserError("seeds = (): a value is a mean over at least one seed")
         if split not in ("validation", "test"):
@@ -60,7 +60,7 @@ class LiveTask:
 
     @property
     def space(self) -> SearchSpace:
-        """The axes that the study searches. A configuration may have values outside them."""
+        """The axes that the study searches. A configuration may also have other values."""
         return self.cell.space
 
     def values(self, configurations: Sequence[Mapping[str, HyperValue]]) -> list[float]:
@@ -81,12 +81,12 @@ class LiveTask:
         return len(self._runner.outcomes)
 
     def optuna_objective(self) -> Callable[[optuna.Trial], float]:
-        """An objective for Optuna's `study.optimize`: every axis is sampled between its lowest and highest value, on
-        its scale."""
+        """An objective for Optuna's `study.optimize`: a numeric axis is sampled between its lowest and highest
+        value, on its scale, and any other from its values."""
         return lambda trial: self.value(suggest(self.space, trial))
 
     def tune_trainable(self) -> Callable[[dict[str, Any]], None]:
-        """A trainable for `tune.Tuner`, whose `config` is the configuration."""
+        """A trainable for `tune.Tuner`, whose `config` is the configuration, without what the study fixes."""
 
         def trainable(config: dict[str, Any]) -> None:
             from ray import tune

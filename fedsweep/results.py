@@ -50,12 +50,12 @@ class Results:
 
     @property
     def trials(self) -> pd.DataFrame:
-        """One row per trial that has ended: cell, stage, seed, hyperparameters, state, scores and privacy account."""
+        """One row per stage and ended trial: cell, stage, seed, hyperparameters, state, scores, privacy account."""
         return self._read(frames.trials)
 
     @property
     def configurations(self) -> pd.DataFrame:
-        """One row per configuration and stage: number of seeds, how many are done, mean and std of the scores."""
+        """One row per configuration and stage: number of trials, how many are done, mean and std of the scores."""
         return frames.configurations(self.trials)
 
     @property
@@ -65,12 +65,12 @@ class Results:
 
     @property
     def cells(self) -> pd.DataFrame:
-        """One row per cell: search, test score over the seeds (mean, sample standard deviation), actual eps."""
+        """One row per cell and search variant: test score (mean, sample standard deviation over seeds), actual eps."""
         return self._read(lambda ledger, results: frames.cells(results))
 
     @property
     def winners(self) -> pd.DataFrame:
-        """One row per cell with a winner: its hyperparameters."""
+        """One row per cell and search variant with a winner: its hyperparameters."""
         return self._read(lambda ledger, results: frames.winners(results))
 
     def _read(self, query: Callable[[Ledger, LedgerResults], T]) -> T:

@@ -235,7 +235,7 @@ def test_a_missing_array_is_named(write, name):
         (changed("y_test", 4, 3), "label 3 in y_test"),
         (changed("y_train", 4, 10**7, np.int64), "10000000 in y_train"),
         (changed("y_train", 4, 2**64 - 1, np.uint64), "in y_train is out of range"),
-        ({"y_train": np.arange(30) % 3 * 2}, "label 4 but none of class 1"),
+        ({"y_train": np.arange(30) % 3 * 2}, "label 4 but not the label 1"),
         ({"y_train": np.zeros(30, dtype=int)}, "single class"),
         ({"client_train": np.zeros(29, dtype=int)}, "client_train"),
         ({"client_train": np.full(30, -1)}, "client_train"),

@@ -406,7 +406,7 @@ def test_a_table_for_a_model_without_a_schema(fedsweep, visits, no_ray, tmp_path
     assert fedsweep("train", "--data", "synthetic-frozen:600,100,12,4", *arguments)[0] == 0
     code, _, err = fedsweep("predict", "plain.npz", "other.csv", "--output", "classes.csv")
     assert code == 2
-    assert "is a table, and the model was not trained on one" in err
+    assert "is a table or folder, and the model was trained on a feature file" in err
 
 
 def test_the_draft_names_missing_values_of_a_matrix():

@@ -228,7 +228,5 @@ def test_clients_of_the_file_are_used_by_default(users):
 
 
 def test_a_folder_is_not_a_data_set_yet(tmp_path):
-    with pytest.raises(
-        UserError, match=r"is a folder; turn it into a feature file: fedsweep data import .* for arrays"
-    ):
+    with pytest.raises(UserError, match=r"is a folder; make a feature file: fedsweep data import .* \(arrays\)"):
         features.load(str(tmp_path))

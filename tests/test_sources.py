@@ -405,7 +405,7 @@ def test_the_error_for_an_unpublished_file_says_what_to_do(cache, tmp_path, monk
     code, _, err = fedsweep("plan", "paper-crc5-resnet20")
     assert code == 2
     assert "data 'crc5-resnet20.npz' does not exist, and no published source has it (colorectal histology" in err
-    assert err.strip().endswith("or run PathMNIST: fedsweep data prepare pathmnist-resnet20.")
+    assert err.strip().endswith("or use PathMNIST: fedsweep data prepare pathmnist-resnet20.")
 
 
 def test_the_list_has_the_weights_too(cache, fedsweep):

@@ -293,7 +293,7 @@ INVALID_WITH_DATA = {
     "more classes than the data has": (changed("[iid]", "\n  - iid\n  - classes:9"), 5, "the data has only 3 classes"),
     "data without client names": (changed("[iid]", "[explicit]"), 3, "has no client_train column"),
     "head": (TEXT + "model: logistic\n", 15, "model = 'logistic' is for two classes"),
-    "validation": (TEXT + "validation:\n  fraction: 1.0e-9\n", 16, "leaves no validation row"),
+    "validation": (TEXT + "validation:\n  fraction: 1.0e-9\n", 16, "validation_fraction = 1e-09 of"),
     "objective": (TEXT + "objective: squared_error\n", 15, "has no truth"),
     "method": (changed("- dp-fedgd", "- dp-ftrl") + "privacy: {level: user}\n", 6, "dp-ftrl protects record level"),
 }

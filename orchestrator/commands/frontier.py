@@ -42,8 +42,8 @@ def frontier(
 
     For results of the strategy `surface`.
 
-    A model fitted to all trials of the search and the contests predicts the validation score of the best configuration,
-    with a band of two standard deviations on either side."""
+    The validation score of the best configuration is predicted by a model of all trials of searches and contests, with
+    a band of two standard deviations on either side."""
     from orchestrator.execution.frontier import confirmed, draw_frontier, read_surfaces
 
     study, surfaces = read_surfaces(folder)
@@ -82,8 +82,8 @@ def frontier(
 def _reached(surface: StudySurface, point: Point | None, target: float) -> tuple[Point, str]:
     if point is None:
         raise UserError(
-            f"reach = {target:g}: no eps from {min(surface.epsilons):g} to {max(surface.epsilons):g} has an expected "
-            f"score of {target:g} for {surface.method.shown}"
+            f"reach = {target:g}: no finite eps from {min(surface.epsilons):g} to {max(surface.epsilons):g} is "
+            f"predicted to reach {target:g} for {surface.method.shown}"
         )
     return point, f"  <- smallest eps that reaches {target:g}"
 

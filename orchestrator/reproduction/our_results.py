@@ -11,7 +11,7 @@ from trainables.errors import UserError
 from trainables.spec import HyperValue
 
 PAPER_STUDY_PREFIX = "paper-"
-"""Studies whose names begin with this prefix search as the papers did."""
+"""A study with this prefix in its name searches as the papers did."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +70,7 @@ class OurResult:
 
     @property
     def private_as_claimed(self) -> bool:
-        """The claimed eps holds, and the method does not run as released."""
+        """The claimed eps holds, and the method is not run as in its authors' program."""
         return self.claim_holds and not self.as_released
 
     @property
@@ -106,7 +106,7 @@ class OurResults:
     results: tuple[OurResult, ...]
     studies: tuple[str, ...] = ()
     partitions: Mapping[str, list[list[int]]] | None = None
-    """Rows of every class at every client, by setting, for the first partition seed."""
+    """By setting, for the first partition seed: the number of rows by class and client."""
 
     def select(self, **properties: object) -> list[OurResult]:
         """The results with these property values."""

@@ -85,8 +85,8 @@ class Account:
 
 
 def account_of(places: Sequence[str], delta: float | None = None) -> Account:
-    """The account of everything at these places. `delta`: of the totals; by default, for each set of records, the
-    smallest delta of its publications."""
+    """The account of everything at these places. `delta`: that of the totals; by default, the smallest delta
+    among the publications about the same records."""
     if delta is not None:
         in_range(0, 1, "()", delta=delta)
     items = [item for place in places for item in _items(place)]

@@ -42,7 +42,7 @@ from trainables.urls import as_user_error, shown_url
 Rows = NDArray[np.int64]
 
 PLUGIN_SOURCES: dict[str, Callable[[str], Mapping[str, NDArray]]] = {}
-"""Data sources of plug-ins by the word before the colon; called with the text after it, they return arrays."""
+"""Data sources of plug-ins: data named WORD:TEXT are the arrays that the function of WORD returns for TEXT."""
 LARGEST_FEATURE = 1e9  # far below 1e19, where squares overflow float32
 
 
@@ -98,8 +98,8 @@ class FeatureSet:
         return None if self.client_train is None else int(self.client_train.max()) + 1
 
     def validation_rows(self, fraction: float, seed: int, stratified: bool = True) -> Rows:
-        """The rows to hold out, drawn with the seed, ascending: the same fraction of every class. A split that is not
-        stratified depends on the number of rows alone, so it reveals nothing about labels."""
+        """The rows to hold out, ascending, drawn with the seed: if `stratified`, the same fraction of every class.
+        Otherwise the split depends on the number of rows alone, so it reveals nothing about labels."""
         in_range(0, 1, "()", validation_fraction=fraction)
         rng = np.random.Generator(np.random.Philox(key=seed))
         strata = [np.arange(len(self.y_train))]
@@ -108,7 +108,7 @@ class FeatureSet:
         chosen = [rng.permutation(rows)[: round(fraction * len(rows))] for rows in strata]
         validation_rows = np.sort(np.concatenate(chosen))
         if len(validation_rows) == 0:
-            raise UserError(f"validation_fraction = {fraction:g} leaves no validation row of {len(self.y_train)}")
+            raise UserError(f"validation_fraction = {fraction:g} of {len(self.y_train)} rows is no row")
         return validation_rows
 
     def validation_set(self, fraction: float, seed: int, stratified: bool = True) -> ValidationSet:
@@ -145,7 +145,7 @@ def load(name: str, seed: int = 42) -> FeatureSet:
     if "://" in name:
         with as_user_error(f"data {name} cannot be read"):
             return _from_file(name)
-    if not os.path.isfile(name):  # unlike Path.is_file, False for a name that no file can have
+    if not os.path.isfile(name):  # Path.is_file may raise for a name that no file can have
         raise UserError(_not_found(name))
     return _from_file(name)
 
@@ -158,7 +158,7 @@ def _not_found(name: str) -> str:
     """The error for a file that does not exist: how to make it, or what was probably meant."""
     if os.path.isdir(name):
         command = f"fedsweep data import {shlex.quote(name)}"
-        return f"data {name!r} is a folder; turn it into a feature file: {command} for arrays, data prepare for images"
+        return f"data {name!r} is a folder; make a feature file: {command} (arrays) or fedsweep data prepare (images)"
     if not name.endswith(".npz") and not is_table(name):
         return f"data {name!r} is neither a file nor a built-in set ({', '.join([*synthetic.FORMS, simulated.FORM])})"
     path, near = Path(name), list[str]()
@@ -168,7 +168,7 @@ def _not_found(name: str) -> str:
     if path.stem in UNPUBLISHED:
         return (
             f"data {name!r} does not exist, and no published source has it ({UNPUBLISHED[path.stem]}); put a file with "
-            f"{', '.join(ARRAYS)} into {data_folder()}, or run PathMNIST: fedsweep data prepare pathmnist-resnet20"
+            f"{', '.join(ARRAYS)} into {data_folder()}, or use PathMNIST: fedsweep data prepare pathmnist-resnet20"
         )
     with contextlib.suppress(OSError):  # a name that no file can have
         near = [file.name for file in path.parent.glob("*.npz")]
@@ -183,8 +183,8 @@ def from_arrays(arrays: Mapping[str, NDArray], name: str = "arrays") -> FeatureS
     unknown = [key for key in arrays if key not in (*ARRAYS, *OPTIONAL, *NAMES)]
     if missing or unknown:
         expected = f"it needs {', '.join(ARRAYS)} and may have {', '.join((*OPTIONAL, *NAMES))}"
-        verb = "lacks" if missing else "has"
-        raise UserError(f"data {name}: {verb} the array {(missing or unknown)[0]!r}; {expected}")
+        verb = "lacks the" if missing else "has the unknown"
+        raise UserError(f"data {name}: {verb} array {(missing or unknown)[0]!r}; {expected}")
     converted = {key: text_array(value) for key, value in arrays.items()}
     digest = hashlib.sha256()
     for key, values in sorted(converted.items()):
@@ -194,11 +194,11 @@ def from_arrays(arrays: Mapping[str, NDArray], name: str = "arrays") -> FeatureS
 
 
 def rows_to_predict(path: str, schema: str = "") -> tuple[NDArray[np.float32], NDArray | None]:
-    """The test rows of a feature file, or all rows of a table, and their classes (names or numbers; None if the file
-    has no labels). `schema`: JSON text of the schema that the model was trained with."""
+    """The test rows of a feature file or a built-in set, or all rows of a table, and their classes (names or numbers;
+    None if the file has no labels). `schema`: JSON text of the schema that the model was trained with."""
     if is_table(path) or os.path.isdir(path):
         if not schema:
-            raise UserError(f"data {path} is a table, and the model was not trained on one; give a feature file")
+            raise UserError(f"data {path} is a table or folder, and the model was trained on a feature file; give one")
         return convert_new_rows(path, schema_from_json(path, schema))
     if not os.path.isfile(path):
         data = load(path)
@@ -275,7 +275,7 @@ def _check_classes(name: str, y_train: NDArray[np.int64], y_test: NDArray[np.int
         raise UserError(f"data {name}: label {len(rows) - 1} in y_train is out of range: there are {len(names)} names")
     if not names and (rows == 0).any():
         raise UserError(
-            f"data {name}: y_train holds the label {len(rows) - 1} but none of class "
+            f"data {name}: y_train holds the label {len(rows) - 1} but not the label "
             f"{int(np.flatnonzero(rows == 0)[0])}; labels must be 0 to classes - 1"
         )
     if y_test.max() >= len(rows):
@@ -296,7 +296,7 @@ def _validated_features(name: str, key: str, x: NDArray, first: int = 0) -> NDAr
         row = first + int(np.flatnonzero(~np.isfinite(converted).all(axis=1))[0])
         raise UserError(f"data {name}: {key} has a value that is nan or infinite in row {row}")
     if np.abs(converted).max() > LARGEST_FEATURE:
-        raise UserError(f"data {name}: {key} has a value above {LARGEST_FEATURE:g}; scale the features")
+        raise UserError(f"data {name}: {key} has a value beyond ±{LARGEST_FEATURE:g}; scale the features")
     return converted
 
 

@@ -32,13 +32,13 @@ class LaneVectors:
         self.distinct = torch.from_numpy(work.distinct_noises()[0]).to(device)
         """One lane for every distinct noise (`ClientWork.distinct_noises`)."""
         self._noise_addresses: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = {}
-        """Clients and seeds on the device, for noise that is generated there."""
+        """Client numbers and seeds as tensors on the device, for noise that is generated there."""
         self._ones: dict[int, torch.Tensor] = {}
         """Equal weights, by the number of clients."""
 
     def client_weights(self, clients: Sequence[int], t: int, work: ClientWork) -> torch.Tensor | None:
-        """Weights of clients in round t, (clients, lanes, 1): 0 for clients that do not take part, with mean 1 over
-        those that do. None if none of these clients takes part."""
+        """Weights of clients in round t, (clients, lanes, 1): 0 for those that do not take part. Over all that do,
+        also on other hosts, the mean is 1. None if none of these clients takes part."""
         if work.all_alike:
             if len(clients) not in self._ones:
                 self._ones[len(clients)] = torch.ones(len(clients), len(work.lanes), 1, device=self.device)

@@ -55,7 +55,7 @@ def clipped_gradient_sum(
 
 
 def evaluate(shard: Shard, theta: torch.Tensor, q: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sum of the losses in base 2 per lane, and whether each row is classified correctly."""
+    """Per lane: the sum of the losses, in base 2, and which rows are classified correctly."""
     check_evaluation(shard, theta, q, classes)
     losses, correct = [], []
     for layout, weights in _layout_weights(theta, q, classes):

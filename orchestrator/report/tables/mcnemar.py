@@ -40,7 +40,7 @@ class Comparison:
     @classmethod
     def of(cls, pairs: Sequence[tuple[bytes, bytes]], rows: int | None = None) -> Comparison:
         """`pairs`: for every seed, the rows that the reference and the other method have right, as packed bits.
-        `rows`: the number of rows, which excludes the padding of the last byte."""
+        `rows`: the number of rows, to drop the padding of the last byte."""
         n10, n01, favour = 0, 0, np.zeros(0, dtype=np.int64)
         for bits in pairs:
             a, b = (np.unpackbits(np.frombuffer(one, np.uint8), count=rows).astype(np.int64) for one in bits)
@@ -69,7 +69,7 @@ EvaluatedRuns = dict[int, Row]
 
 
 def mcnemar(results: Results, setting: str) -> Table | None:
-    """Form of tables 15 and 16 of the DP-FedSOFIM paper; None with one method or another objective than accuracy."""
+    """Form of tables 15 and 16 of the DP-FedSOFIM paper; None for one method, or an objective other than accuracy."""
     study = results.study
     if len(study.methods) < 2 or study.objective_spec is not ACCURACY:
         return None

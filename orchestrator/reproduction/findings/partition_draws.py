@@ -43,7 +43,7 @@ def partition_draws(evidence: Evidence) -> Finding | None:
 
 
 def _one_partition_per_seed(evidence: Evidence) -> list[str]:
-    """The authors' program uses one seed for everything, so its deviation over seeds includes that of partitions."""
+    """The authors' program uses one seed for everything, so its deviation over seeds includes the partition's."""
     pairs = []
     for match in evidence.matches:
         ours = match.ours

@@ -170,7 +170,7 @@ ROOTS = "-sqrt"
 """After the name of a backbone: the square roots of its features."""
 
 UNPUBLISHED = {
-    "crc5-resnet20": "colorectal histology, 5 tissue classes, 32 x 32, through resnet20; a substitute for PathMNIST",
+    "crc5-resnet20": "colorectal histology, 5 tissue classes, 32 x 32, through resnet20",
 }
 """Feature files that studies use but that cannot be made from a published source."""
 
