@@ -363,6 +363,7 @@ BAD_SCHEMAS = {
     "unknown key": ("labels: y\n", r":1: labels: there is no such setting"),
     "boolean": ("label: y\nclasses: [yes, no]\n", r":2: classes: true is read as true or false; write it in quotes"),
     "two kinds": ("columns:\n  a: {range: [0, 1], categories: [x]}\n", "a column has a range or categories, not both"),
+    "huge range": ("columns:\n  a: {range: [-1.0e+308, 1.0e+308]}\n", ":2: columns.a: .*is too large"),
     "empty range": ("columns:\n  a: {range: [1, 1]}\n", ":2: columns.a: .*the first number must be less"),
     "constant": ("columns:\n  a: {missing: none}\n", "missing = 'none' is not a number"),
     "category": ("columns:\n  a: {categories: [x], missing: y}\n", "missing = 'y' is none of the categories"),

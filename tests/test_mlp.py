@@ -179,6 +179,23 @@ def test_weights_of_their_own_for_every_client(dtype):
     torch.testing.assert_close(fast, slow, rtol=near, atol=near)
 
 
+def test_rows_that_pad_a_client_may_have_no_gradient():
+    """A plug-in head may divide by the length of a row, which is 0 for padding."""
+    head = MLPHead(2, 3, 2)
+    shard, theta, _ = case(head, (3, 5), 2)
+    alone, _, _ = case(head, (3,), 2)
+
+    def loss(weights, x, y):
+        return (weights[: len(x)] * x / x.norm()).sum()
+
+    clip = torch.full((2,), 0.5, dtype=theta.dtype)
+    padded, values = per_example.clipped_gradient_sum(loss, shard, theta, clip)
+    expected, own = per_example.clipped_gradient_sum(loss, alone, theta, clip)
+    assert torch.equal(padded[0], expected[0])
+    assert torch.equal(values.loss[0], own.loss[0])
+    assert torch.isfinite(padded).all()
+
+
 def test_a_head_wider_than_a_chunk_gets_the_fewest_rows():
     shape = SHAPES["cpu"]
     assert shape.rows(2 * shape.cells) == 64

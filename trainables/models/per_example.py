@@ -36,7 +36,8 @@ def clipped_gradient_sum(
                 per_row, loss_of = gradients(per_client[client, lane], shard.x[client, rows], shard.y[client, rows])
                 real = torch.isfinite(shard.norm[client, rows])
                 factor = clip_factors(per_row, clip[lane], automatic)
-                total[client, lane] += (per_row * factor * real).sum(0, dtype=torch.float64)
-                losses[client, lane] += (loss_of * real.squeeze(1)).sum()
+                # not multiplied by 0: a loss may be nan for the zeros that pad a client
+                total[client, lane] += torch.where(real, per_row * factor, 0.0).sum(0, dtype=torch.float64)
+                losses[client, lane] += torch.where(real.squeeze(1), loss_of, 0.0).sum()
                 clipped[client, lane] += ((factor < 1) & real).sum()
     return total, Diagnostics(losses, clipped)

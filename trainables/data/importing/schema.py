@@ -62,6 +62,8 @@ class Column(_Part):
             raise ValueError(f"missing = {self.missing!r} is not a number")
         if self.range is not None and not self.range[0] < self.range[1]:
             raise ValueError(f"range = {list(self.range)}: the first number must be less than the second")
+        if self.range is not None and math.isinf(self.range[1] - self.range[0]):
+            raise ValueError(f"range = {list(self.range)} is too large for float64")
         return self
 
 
@@ -146,4 +148,4 @@ def scaled(values: Any, column: Column) -> Any:
     if column.range is None:
         return values
     low, high = column.range
-    return (values.clip(low, high) - low) * (2 / (high - low)) - 1 if math.isfinite(high - low) else values
+    return (values.clip(low, high) - low) * (2 / (high - low)) - 1
