@@ -19,6 +19,7 @@ import fedsweep
 from orchestrator.commands.doctor import REQUIRED
 from orchestrator.commands.train import train as train_command
 from orchestrator.report.optuna_export import distributions
+from orchestrator.report.tracked_runs import TrackedRun
 from orchestrator.report.trackers import _short
 from orchestrator.study.reading import parse
 from trainables.data import features
@@ -350,8 +351,16 @@ def test_export_to_wandb(results, fedsweep, tmp_path, monkeypatch):
     assert code == 0, err
     assert f"{len(results.trials)} runs in the W&B project from-python; W&B's files are in {tmp_path}" in out
     kept = {file.stem.removeprefix("run-"): file.read_bytes() for file in tmp_path.rglob("run-*.wandb")}
-    assert set(kept) == {f"{trial.stage}-{trial.key}" for trial in results.trials.itertuples()}
+    assert {name.rpartition("-")[0] for name in kept} == {f"{t.stage}-{t.key}" for t in results.trials.itertuples()}
+    assert len(kept) == len(results.trials)
     assert all(b"learning_rate" in content and b"accuracy" in content for content in kept.values())
+
+
+def test_a_trial_that_two_searches_share_is_two_runs(results):
+    line = results.trials.to_dict("records")[0]
+    places = [{}, {"search": "other"}, {"setting": "other"}, {"epsilon": 99.0}]
+    runs = [TrackedRun(MagicMock(), {**line, **place}, pd.DataFrame(columns=["round"])) for place in places]
+    assert len({run.id for run in runs}) == 4
 
 
 def test_group_names_fit_the_limit_of_wandb():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -33,6 +34,12 @@ class TrackedRun:
             (int(point["round"]), {name: float(point[name]) for name in measured if not _absent(point[name])})
             for point in curve.to_dict("records")
         ]
+
+    @property
+    def id(self) -> str:
+        """Differs between cells and search variants that share a trial."""
+        place = hashlib.sha256(f"{self.cell} / {self.line['search']}".encode()).hexdigest()[:8]
+        return f"{self.stage}-{self.key}-{place}"
 
     @property
     def group(self) -> str:

@@ -59,7 +59,7 @@ def write_wandb(ledger: Ledger, results: Results, folder: Path) -> list[str]:
         for run in runs:
             config = {**run.hyperparameters, **run.account, "seed": run.line["seed"], "cell": run.cell}
             names = {"project": results.study.name, "group": _short(run.group), "job_type": run.stage, "name": run.name}
-            names["id"] = f"{run.stage}-{run.key}"
+            names["id"] = run.id
             with wandb.init(**names, config=config, resume="allow", settings=settings) as started:
                 for t, values in run.curve:
                     started.log(values, step=t)
