@@ -221,7 +221,7 @@ def test_clients_of_the_file_are_used_by_default(users):
     simulated = PreparedStudy.prepare(Study.model_validate({**plain, "clients": 5}))
     assert "/ dirichlet:0.5: 5 simulated clients" in simulated.clients()[0]
     mixed = {**plain, "data": [str(users), small.SMALL]}
-    with pytest.raises(UserError, match=r"names clients and data .* does not; say partitions and clients"):
+    with pytest.raises(UserError, match=r"names clients and data .* does not; set partitions and clients"):
         PreparedStudy.prepare(Study.model_validate(mixed))
     trained = training.set_up(str(users), TrainingOptions(epsilon=8))
     assert len(trained.problem.partition.sizes) == 187

@@ -81,7 +81,8 @@ def evaluation(measurement: Measurement, workload: Workload, started: MeasuredFe
 
 
 def one_at_a_time(measurement: Measurement, workload: Workload, started: MeasuredFederation) -> dict[str, Any]:
-    """The same trials one at a time and in a pack, on the same federation."""
+    """Speed of a pack, relative to its first trials run one at a time on the same federation. Raises if accuracies
+    differ."""
     trials, alone = workload.trials(32, 10), 2 * measurement.repeated(2)
     start = time.perf_counter()
     single: dict[str, LaneResult] = {}

@@ -38,7 +38,7 @@ def search(log: Callable[[str], None]) -> dict[str, Any]:
             stages = ledger.stages()
     searched = {key for (_, _, stage), keys in stages.items() if stage != "confirm" for key in keys}
     everything = {key for keys in stages.values() for key in keys}
-    # outside rounds, from the first round to the last table, summed over federations: scheduling, ledger, tables
+    # time outside rounds (scheduling, ledger, tables) from the first round to the last table, summed over federations
     overhead = clock.federations * (end - clock.began - clock.marks[FIRST_ROUND]) - clock.computing_s
     log(
         f"search of DP-FedSOFIM ({len(searched)} trials and the confirm runs), study to tables: {end - start:.1f} s, "

@@ -92,7 +92,8 @@ def audit(
         _audit_winner(target, cell, canaries, noise_factor, options.seed, json)
         return
     if cell is not None or canaries is not None:
-        raise UserError(f"--{'canaries' if cell is None else 'cell'} goes with a results folder, not with a method")
+        option, program = ("canaries", " or --program") if cell is None else ("cell", "")
+        raise UserError(f"--{option} goes with a results folder{program}, not with a method")
     from trainables.audit import paired
 
     if options.epsilon is None and options.mu is None:

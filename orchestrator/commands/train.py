@@ -38,7 +38,8 @@ WITH_FROM = ("from_file", "cell", "seed", "data", "hosts", "address", "json", "s
 """Options that may be combined with --from; the cell fixes all others."""
 
 MOST_COLUMNS = 6
-"""Columns of the metrics table, so that it fits into a terminal. Diagnostics come last and are left out first."""
+"""Most metrics in the table, so that it fits into a terminal; more if the run itself names many. Diagnostics come
+last and are left out first."""
 
 
 @training_options(
@@ -151,8 +152,8 @@ def _run(training: Training, options: TrainingOptions, save: Path | None, json: 
     if save is not None:
         saved_model(training, trained, secret=options.secret_noise).save(save)
         what = (
-            f"may be published at its actual epsilon in the release model {privacy.release}; what the choice of its "
-            "hyperparameters has cost is not part of it, if that used the data"
+            f"may be published at its actual epsilon in the release model {privacy.release}; this epsilon does not "
+            "include the cost of choosing the hyperparameters, if that used the data"
             if options.secret_noise
             else "is for the analyst: its noise can be computed from the seed. To publish a model, add --secret-noise"
         )

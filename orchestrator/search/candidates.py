@@ -96,8 +96,8 @@ def paired_difference(ours: Sequence[float | None], theirs: Sequence[float | Non
 
 
 def within_standard_error(ours: Sequence[float | None], theirs: Sequence[float | None]) -> bool:
-    """Whether the absolute value of the mean of `paired_difference` is at most its standard error. `stdev` is exact but
-    slow, so it is used only if rounding could change the answer."""
+    """Whether the absolute value of the mean of `paired_difference` is at most its standard error; False if no seed
+    finished for both. `stdev` is exact but slow, so it is used only if rounding could change the answer."""
     differences = [a - b for a, b in zip(ours, theirs, strict=False) if a is not None and b is not None]
     if not differences:
         return False

@@ -33,8 +33,9 @@ def trials_to_come(
     opened: Mapping[str, int],
     variants: Sequence[SearchVariant],
 ) -> dict[str, int]:
-    """The number of trials still to be added, by stage. For stages in `already_run`, trials of an earlier stage are not
-    counted, nor those that the contest variant of the same strategy runs."""
+    """The number of trials still to be added, by stage. In stages that the strategy's `already_run` names, trials that
+    an earlier stage runs are not counted. If one of `variants` is the contest variant of the same strategy and runs the
+    same trials in such a stage, none of them are counted."""
     expected = expected_trials(variant, task, finalists, opened)
     to_come = {stage: count - opened.get(stage, 0) for stage, count in expected.items()}
     contest = replace(variant, select="contest")

@@ -65,8 +65,8 @@ def problem(name: str, options: Mapping[str, Option]) -> str:
 
 
 def _classes() -> dict[str, Any]:
-    """The sampler classes, by their name in a study file. Grid samplers are left out: the strategy `grid`
-    replaces them."""
+    """The sampler classes that accept a seed and need no other argument, by their name in a study file. Grid samplers
+    are left out: the strategy `grid` replaces them."""
     import optuna
 
     found: dict[str, Any] = {}

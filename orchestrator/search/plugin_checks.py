@@ -206,7 +206,8 @@ def _problem_of(strategy: Strategy, proposal: Proposal | None, opened: dict[str,
 
 
 def check_configuration(configuration: Configuration, space: SearchSpace) -> None:
-    """Raise unless a proposed configuration has a value of the right type for every hyperparameter of the space."""
+    """Raise unless a proposed configuration has a value for every hyperparameter of the space, only hyperparameters of
+    the method, and only valid values."""
     searchable = search_spaces.hyperparameters_of(space.method)
     for name, value in configuration.items():
         if name not in searchable:

@@ -71,9 +71,9 @@ def win_contest(
     *,
     prefer_small_spread: bool = True,
 ) -> Choice | None:
-    """Among the candidates within one paired standard error of the best candidate (as in `choose`), the one with the
-    smallest spread; ties in the given order. A candidate with more failed seeds than the best is not considered.
-    Without `prefer_small_spread`: the best candidate."""
+    """The winner of a contest; None if no trial finished. Without `prefer_small_spread`, it is the best candidate, the
+    one that `choose` returns. Otherwise it is the candidate with the smallest spread among those within one paired
+    standard error of the best, ties in the given order. Candidates with more failed seeds than the best cannot win."""
     best = next(iter(ranked(candidates, outcomes, objective)), None)
     if best is None:
         return None

@@ -43,8 +43,9 @@ class SearchVariant:
         return (*self.strategy.stages, *contest, "confirm")
 
     def seeds(self, stage: str) -> list[int]:
-        """The seeds that each configuration of a stage runs with. The first search seed is a placeholder in
-        search stages of a strategy that chooses its seeds, and `SECRET` in all stages of a private search."""
+        """The seeds that each configuration of a stage runs with. Where the strategy determines the seeds, a list with
+        one placeholder: the first search seed in search stages of a strategy with `chooses_seeds`, `SECRET` in all
+        stages of a private search."""
         if self.strategy.publishes_only_winner:
             return [SECRET]
         if stage in ("contest", "confirm"):

@@ -18,8 +18,8 @@ def competing_stages(variant: SearchVariant, history: History) -> tuple[str, ...
 
 
 def winner(variant: SearchVariant, history: History) -> Choice | None:
-    """The winner of the contest, or of the search if the contest has no results. The strategy `private` has its own
-    rule."""
+    """The winner of the contest, or of the search as long as no candidate of a contest has ended; None if no trial
+    finished there. The strategy `private` has its own rule."""
     task = history.task
     if variant.strategy.publishes_only_winner:
         return variant.strategy.choose(task, history)
@@ -32,7 +32,7 @@ def winner(variant: SearchVariant, history: History) -> Choice | None:
 
 
 def winner_of_first_seed(variant: SearchVariant, history: History) -> Choice | None:
-    """The winner if only the first search seed counted."""
+    """The winner of the search, without a contest, if only the first trial of every candidate counted."""
     stages, outcomes = competing_stages(variant, history), history.outcomes
     firsts = [c.key for stage in stages for c in history.candidates(stage) if c.key in outcomes]
     alone = [Candidate((key,)) for key in dict.fromkeys(firsts)]
@@ -50,8 +50,9 @@ def best_configurations(variant: SearchVariant, history: History, count: int) ->
 def finalists(
     variant: SearchVariant, history: History, count: int, guests: Sequence[Configuration] = ()
 ) -> list[Configuration]:
-    """The configurations of the contest, at most `count`: the best of the search. `guests`, the best of the searches at
-    neighbouring budgets, replace the last ones."""
+    """The configurations of the contest, at most `count`: the best of the search, then `guests`, the best of the
+    searches at neighbouring budgets. Guests displace the last ones of the search, but never its best one. Without a
+    configuration of the search there is no contest."""
     own = best_configurations(variant, history, count)
     if not own:
         return []

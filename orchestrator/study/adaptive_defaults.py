@@ -1,4 +1,5 @@
-"""The options that a method has if neither the study nor the method itself says otherwise (see docs/defaults.md)."""
+"""The options that `defaults: adaptive` gives a method where neither the study nor the method sets them (see
+docs/defaults.md)."""
 
 from __future__ import annotations
 

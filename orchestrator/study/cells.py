@@ -175,7 +175,7 @@ class PreparedStudy:
     """A study with its data: all cells, in the order of the tables."""
 
     study: Study
-    """The study; if it leaves the clients open, with those of the data."""
+    """The study, as `Study.with_clients_of` returns it."""
     cells: tuple[Cell, ...]
     problems: Mapping[str, Problem]
     """By the key of the problem's specification."""
@@ -251,7 +251,7 @@ class PreparedStudy:
         return lines
 
     def delta_notes(self) -> list[str]:
-        """A note for every setting with so few records, or users, that delta is too large."""
+        """A note for every setting with so many records, or users, that delta is too large: above 1 / their number."""
         if all(math.isinf(epsilon) for epsilon in self.study.epsilons):
             return []
         privacy = self.study.privacy

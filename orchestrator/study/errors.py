@@ -16,7 +16,7 @@ def invalid(sentence: str, *at: str | int) -> PydanticCustomError:
 
 
 class SettingError(UserError):
-    """A setting that was found to be wrong after the file was read, when the data was loaded or partitioned."""
+    """A setting that was found to be wrong after the file was read, such as when the data was loaded or partitioned."""
 
     def __init__(self, sentence: str, at: tuple[str | int, ...]) -> None:
         super().__init__(sentence)
@@ -44,7 +44,7 @@ KINDS = {
     "dict": "a mapping",
     "model": "a mapping",
 }
-"""By the first word of pydantic's error type."""
+"""What a setting should be, by the first word of pydantic's error type."""
 
 
 def message(errors: list[ErrorDetails], *, show_input: bool = True) -> str:
@@ -64,7 +64,7 @@ def _sentence(errors: list[ErrorDetails]) -> str:
     if first["type"] == "too_short":
         least = first["ctx"]["min_length"]
         return f"it should have at least {least} item{'s' if least > 1 else ''}"
-    if first["type"] == "string_pattern_mismatch":  # of `name`; that of `resources.accelerator` is wider
+    if first["type"] == "string_pattern_mismatch":  # `name` or `resources.accelerator`, which allows more than this
         return "it should be 1 to 64 letters (A-Z, a-z), digits or . _ - and begin with a letter or digit"
     return first["msg"].removeprefix("Value error, ").replace("Input should", "it should", 1)
 

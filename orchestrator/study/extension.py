@@ -16,7 +16,8 @@ must stay the first."""
 
 def check_extension(old: Study, new: Study) -> None:
     """A results folder accepts a changed study only if it adds to the old one. Labels, backbones, `records`,
-    description, `compare_to` and resources may change. A data file may move; its content is checked by its hash."""
+    description, `compare_to` and resources may change, and `defaults` if the methods' options stay the same. A data
+    file may move; its content is checked by its hash."""
     before, after = _identity(old), _identity(new)
     _check("", before, after)
     if old.budgets_depend and before["epsilons"] != after["epsilons"]:

@@ -1,4 +1,4 @@
-"""Reads study files: YAML with limits, errors with file and line, and feature files located next to the study."""
+"""Reads study files: parses their YAML within limits, names file and line in errors, and finds their feature files."""
 
 from __future__ import annotations
 
@@ -67,8 +67,9 @@ def _relocate(data: DataSettings) -> DataSettings:
 
 
 def parse(text: str, file: str, folder: Path | None) -> Study:
-    """Feature files and search spaces are looked up in `folder`, next to the study file. A packaged study, or one at a
-    URL, has no folder, and files in the current folder do not change its search spaces."""
+    """The study with this text. `file`: the name of the study file in errors. `folder`: its folder, in which feature
+    files and search spaces are looked up. None for a packaged study or one at a URL: its feature files are looked up in
+    the current folder, and no file there changes its search spaces."""
     content, marks = read_yaml(text, file)
     if not isinstance(content, dict):
         raise UserError(f"{file}: a study is a mapping of settings, this is {type(content).__name__}")
@@ -83,7 +84,7 @@ def parse(text: str, file: str, folder: Path | None) -> Study:
 
 @contextlib.contextmanager
 def errors_name_lines(text: str, file: str) -> Iterator[None]:
-    """Add the line in the study file to errors about settings that are found only when the data are loaded."""
+    """Add the line in the study file to errors about settings that are found only after the file was read."""
     try:
         yield
     except SettingError as error:
@@ -92,8 +93,8 @@ def errors_name_lines(text: str, file: str) -> Iterator[None]:
 
 
 def _with_search_spaces(content: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Files named after a method, next to the study file, replace its packaged search space. Their content becomes part
-    of the study, which can be resumed without them."""
+    """Files named after a method, next to the study file, replace its packaged search space, unless the study sets
+    `search_space`. Their content becomes part of the study, which can be resumed without them."""
     named = content.get("methods")
     if not isinstance(named, list):
         return content

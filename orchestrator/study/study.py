@@ -257,7 +257,8 @@ class Study(Section):
     # ---- derived values
 
     def with_clients_of(self, data: Sequence[FeatureSet]) -> Study:
-        """The study with the clients that its data sets name, if it leaves the clients open."""
+        """The study with the partition `explicit`, if it sets neither partitions nor a number of clients and its data
+        sets name clients; else unchanged. Raises if only some of the data sets name clients."""
         given = self.model_fields_set
         is_open = "partitions" not in given and ("clients" not in given or self.clients == "auto")
         own = [one for one in data if one.clients is not None]
@@ -265,7 +266,7 @@ class Study(Section):
             return self
         if len(own) < len(data):
             other = next(one.name for one in data if one.clients is None)
-            raise UserError(f"data {own[0].name} names clients and data {other} does not; say partitions and clients")
+            raise UserError(f"data {own[0].name} names clients and data {other} does not; set partitions and clients")
         return self.model_copy(update={"partitions": ["explicit"], "clients": "auto"})
 
     def partition(self, text: str, data: FeatureSet | None = None) -> PartitionSpec:
@@ -391,8 +392,8 @@ class Study(Section):
             if missing:
                 options = plugins.import_options(missing)
                 raise UserError(
-                    f"the study of this folder cannot be read without its plug-ins; say{options}, or from Python "
-                    f"fedsweep.plugins.use({missing[0]!r})"
+                    f"the study of this folder cannot be read without its plug-ins; add{options}, or from Python "
+                    f"call fedsweep.plugins.use({missing[0]!r})"
                 ) from None
             for details in error.errors():
                 if "--import" in details["msg"]:

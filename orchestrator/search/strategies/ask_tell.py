@@ -36,7 +36,7 @@ class Searcher(Protocol):
     """Proposes configurations for one cell. It must be deterministic: random numbers come from a fixed seed."""
 
     def ask(self, count: int) -> Sequence[Configuration]:
-        """The next batch: at most `count` configurations; none ends the search."""
+        """The next batch: at most `count` configurations; an empty batch ends the search."""
 
     def tell(self, results: Sequence[Result]) -> None:
         """The results of the last batch, in the order of its configurations."""
@@ -52,7 +52,7 @@ class BatchSettings(Section):
 
 
 class AskTellStrategy(Strategy):
-    """Subclasses define `name` and `searcher`. The search tries `search.trials` configurations in batches."""
+    """Subclasses define `name` and `searcher`. The search tries `task.budget` configurations in batches."""
 
     Settings = BatchSettings
     extends_stages = True

@@ -3,7 +3,7 @@
 A strategy proposes the configurations of one cell, stage by stage. It is asked for the next stage each time all trials
 it proposed so far have ended, and answers from their results alone: the same results give the same proposals, in
 whatever order they arrived, so an interrupted sweep continues where it stopped. After the search, the best candidates
-meet in a contest and the winner is confirmed; that is the same for every strategy.
+may meet in a contest, and the winner is confirmed; a strategy does not propose these two stages.
 
 A strategy is a subclass of `Strategy` with a name, in a file of its own in this package or in a plug-in.
 """

@@ -37,8 +37,8 @@ class SurfaceSettings(Section):
 
 
 class SurfaceSearch(Strategy):
-    """Trials run with one seed each. The first ones fill the space evenly. Every further batch is chosen by the model
-    of all finished trials of all budgets. The model's best configurations meet in the contest."""
+    """Trials run with one seed each. The first ones fill the space evenly. A model is fitted to the trials of
+    all budgets and chooses every further batch. Its best configurations meet in the contest."""
 
     name = "surface"
     stages = ("surface",)
@@ -115,7 +115,8 @@ class _Search:
         return self._lattice(self.lattice.steps_beyond(tried))
 
     def _next_lattice(self) -> Lattice:
-        """`tried_lattice`, continued by one more step where the best configuration of a budget lies at an end."""
+        """`tried_lattice`; if the setting `extend` is true, continued by one more step where the best configuration of
+        a budget lies at an end."""
         from orchestrator.search.surface.batches import best
 
         tried = self.tried_lattice()
@@ -126,7 +127,8 @@ class _Search:
         return self._lattice(tried.with_next_steps([tried.configurations[i] for i in leading]))
 
     def batch(self) -> list[Proposal | None]:
-        """The next proposal for every budget; None for all when the search is over."""
+        """The next proposal for every budget: None for a budget without an available configuration, and None for all
+        budgets when the search is over."""
         total = trials_of(self.task)
         tried = len(self.budgets[0].stages.get("surface", []))
         if tried >= total:
@@ -142,7 +144,8 @@ class _Search:
         return max(4, min(total // 3, max(8, 48 // len(self.budgets))))
 
     def _design(self, count: int) -> list[Proposal | None]:
-        """The first proposals. One design fills the space with the trials of all budgets, which take turns."""
+        """The first proposals. One design for all budgets together fills the space evenly, and its configurations are
+        dealt to the budgets in turn."""
         design = self.lattice.design(count * len(self.budgets), self.settings.seed)
         return [self._proposal(number, design[number :: len(self.budgets)]) for number in range(len(self.budgets))]
 

@@ -50,7 +50,8 @@ class Data:
 
 @dataclass(frozen=True)
 class Prior:
-    """Independent normal distributions of all parameters, in the order of `SCALARS`, diagonal of A, `off_diagonal`."""
+    """Independent normal distributions of all parameters, in this order: the scalars as listed at `SCALARS`, the
+    logarithms of the diagonal of A, the entries `off_diagonal` of A."""
 
     mean: Array
     deviation: Array

@@ -28,8 +28,8 @@ TRIAL_NOISE, TRIAL_ROWS = 0.7, 5000
 DOUBT = 0.1
 """Standard deviation of the interpolation half way between two budgets, relative to the difference of their scores."""
 CAUTIOUS = 0.25
-"""From this fraction of the way between two budgets on, seen from the nearer one, only the lower of their cautious
-scores counts."""
+"""A fraction of the distance between two budgets. At least this far from both, the cautious score is the lower one of
+the two budgets."""
 FLOOR = 0.01
 """Noise multipliers far below this count as no noise."""
 
@@ -66,7 +66,7 @@ class Expected(NamedTuple):
     deviation: Array
     cautious: Array
     """The value to choose by. At a searched budget: the score minus one standard deviation. Between two budgets: the
-    lower of their two values, blended with that of the nearer budget close to it."""
+    lower of their two values; close to one of them, a weighted mean of that and the value of the nearer budget."""
 
 
 class Surface:
@@ -166,7 +166,8 @@ class Surface:
         return Expected(score, deviation, score - deviation)
 
     def between(self, points: Array, noise: float, searched: Mapping[int, float]) -> Expected:
-        """Scores at a noise between those of searched budgets. `searched`: the noise of each budget, by its number.
+        """Scores at a noise between those of searched budgets; beyond the outermost ones, the scores of the nearest.
+        `searched`: the noise of each budget, by its number.
 
         Scores are interpolated between the budgets, configuration by configuration. The process alone can be far off
         there: the best configuration at one budget may fail at the next one, and no length scale fits so steep a
