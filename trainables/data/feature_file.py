@@ -30,7 +30,7 @@ READ_ERRORS = (
     EOFError,
     KeyError,
     MemoryError,
-    RuntimeError,  # with NotImplementedError: encrypted members, unknown compression
+    RuntimeError,  # for encrypted members; its subclass NotImplementedError for unknown compression
     SyntaxError,
     struct.error,
     tokenize.TokenError,

@@ -42,7 +42,7 @@ from trainables.urls import as_user_error, shown_url
 Rows = NDArray[np.int64]
 
 PLUGIN_SOURCES: dict[str, Callable[[str], Mapping[str, NDArray]]] = {}
-"""Data sources of plug-ins: data named WORD:TEXT are the arrays that the function of WORD returns for TEXT."""
+"""Data sources of plug-ins by name: data `NAME:TEXT` is loaded by calling the function of NAME with TEXT."""
 LARGEST_FEATURE = 1e9  # far below 1e19, where squares overflow float32
 
 
@@ -75,9 +75,10 @@ class FeatureSet:
     client_test: NDArray[np.int64] | None = None
     """The client of every test row, for metrics by client."""
     class_names: Names = ()
-    """The original labels, by class; () if they were numbers from 0."""
+    """The names of the classes, in order; () if labels are numbers and the data gives no names."""
     client_names: Names = ()
-    """The original ids, by client; () if they were numbers from 0 without a gap."""
+    """The original ids of the clients, in order; () if they were numbers from 0 without a gap, and the data gives no
+    names."""
     schema: str = ""
     """JSON text of the schema by which rows of a table become features; "" if there was no table."""
     backbone: str = ""
@@ -98,8 +99,8 @@ class FeatureSet:
         return None if self.client_train is None else int(self.client_train.max()) + 1
 
     def validation_rows(self, fraction: float, seed: int, stratified: bool = True) -> Rows:
-        """The rows to hold out, ascending, drawn with the seed: if `stratified`, the same fraction of every class.
-        Otherwise the split depends on the number of rows alone, so it reveals nothing about labels."""
+        """The train rows to hold out, ascending, drawn with the seed. If `stratified`, the same fraction of every class
+        is drawn. Otherwise the draw does not use the labels, so it reveals nothing about them."""
         in_range(0, 1, "()", validation_fraction=fraction)
         rng = np.random.Generator(np.random.Philox(key=seed))
         strata = [np.arange(len(self.y_train))]

@@ -36,7 +36,7 @@ FORMS = ("iid", "dirichlet:ALPHA", "classes:K", "explicit")
 
 
 def parse(text: str, *, clients: int, seed: int) -> PartitionSpec:
-    """`iid`, `dirichlet:0.5`, `classes:2` or `explicit`."""
+    """Parse a partition: `iid`, `dirichlet:0.5`, `classes:2`, `explicit`, or KIND or KIND:NUMBER of a plug-in."""
     kind, _, parameter = text.partition(":")
     form = next((form for form in FORMS if form.partition(":")[0] == kind), None)
     if form is None and kind not in PLUGIN_PARTITIONS:
@@ -60,7 +60,7 @@ def parse(text: str, *, clients: int, seed: int) -> PartitionSpec:
 
 
 def clients_of(clients: Clients, data: FeatureSet | None = None) -> int:
-    """The number of clients. `auto` is the number that the data set names, or 1 while the data is not loaded."""
+    """The number of clients. `auto`: as many as the data set defines, or 1 while the data is not loaded."""
     if clients != "auto":
         return clients
     if data is None:
@@ -71,8 +71,8 @@ def clients_of(clients: Clients, data: FeatureSet | None = None) -> int:
 
 
 def choose(text: str | None, clients: Clients | None, *, seed: int, data: FeatureSet | None = None) -> PartitionSpec:
-    """A partition with defaults for `text` and `clients`: the data set's own clients, if it names any and `clients` is
-    not a number; else `dirichlet:0.5`, with 20 clients."""
+    """Parse a partition, with defaults. If `text` is None: `explicit` if the data set defines clients and `clients` is
+    not a number, else `dirichlet:0.5`. If `clients` is None: the data set's clients for `explicit`, else 20."""
     own = data is not None and data.clients is not None and not isinstance(clients, int)
     text = text or ("explicit" if own else DEFAULT)
     if clients is None:
@@ -103,7 +103,7 @@ class Partition:
 
     rows: tuple[Rows, ...]
     notes: tuple[str, ...] = ()
-    """Which rows were moved to clients with too few."""
+    """How many rows each client with too few received, and from which clients."""
 
     @cached_property
     def sizes(self) -> Sizes:

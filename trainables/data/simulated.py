@@ -41,8 +41,8 @@ class Simulation:
 
     @property
     def truth(self) -> NDArray[np.float64]:
-        """(DIMENSION + 1, columns), the intercept last. Slopes run from positive to negative; each further column is
-        shifted by one."""
+        """(DIMENSION + 1, columns), the intercept last. The slopes of the first column run from positive to negative;
+        every further column rotates those of the column before it by one place."""
         slopes = np.linspace(1, -1, self.dimension) if self.dimension > 1 else np.ones(1)
         slopes *= NORM / np.linalg.norm(slopes)
         columns = CLASSES - 1 if self.task == "multinomial" else 1

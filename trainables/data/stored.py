@@ -32,7 +32,7 @@ LOCAL_HEADER = struct.Struct("<4s5H3I2H")  # of a zip member; ends with the leng
 
 
 def open_file(source: str) -> IO[bytes]:
-    """Open a file at a path or URL. A local file must be a regular one, and not almost empty."""
+    """Open a file at a path or URL. A local file must be a regular file and must not consist mostly of holes."""
     if "://" not in source:
         return _not_sparse(open_plain(Path(source), follow=True), source)
     files, path = open_filesystem(source)

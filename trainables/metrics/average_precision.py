@@ -12,8 +12,8 @@ class AveragePrecision(Metric):
     title = "average precision"
 
     def compute(self, predictions: Predictions) -> torch.Tensor:
-        """The average precision of each class against the others, as a mean over the classes. Rows are ranked by the
-        probability of the class."""
+        """The average precision of each class against the others, as a mean over the classes; with two classes, that of
+        class 1. Rows are ranked by the probability of the class."""
         values, order = predictions.scores.softmax(1).sort(0, descending=True)
         positive = predictions.one_hot.gather(0, order).double()
         last = last_of_ties(values)

@@ -19,7 +19,7 @@ class Predictions(NamedTuple):
     labels: torch.Tensor
     """(rows,), 0 to classes - 1."""
     clients: torch.Tensor | None
-    """(rows,), the client of every row, where the data set defines clients."""
+    """(rows,), the client of every row; None if the clients of these rows are not known."""
 
     @property
     def classes(self) -> int:

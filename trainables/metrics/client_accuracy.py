@@ -31,6 +31,6 @@ class WorstDecileAccuracy(Metric):
     needs_clients = True
 
     def compute(self, predictions: Predictions) -> torch.Tensor:
-        """The mean over the tenth of the clients with the lowest accuracy, but at least over one client."""
+        """The mean accuracy of the tenth of the clients, rounded up, whose accuracy is lowest."""
         accuracies = by_client(predictions)
         return accuracies[: math.ceil(len(accuracies) / 10)].mean()

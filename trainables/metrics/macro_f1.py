@@ -11,7 +11,7 @@ class MacroF1(Metric):
     title = "macro-F1"
 
     def compute(self, predictions: Predictions) -> torch.Tensor:
-        """Over the classes that occur among the labels or the predictions."""
+        """The mean is over the classes that occur among the labels or the predictions."""
         labels, predicted, classes = predictions.labels, predictions.predicted, predictions.classes
         both = torch.bincount(labels[labels == predicted], minlength=classes).double()
         total = torch.bincount(labels, minlength=classes) + torch.bincount(predicted, minlength=classes)

@@ -1,4 +1,4 @@
-"""Positions of sorted scores, where equal scores share a position: for metrics that rank rows."""
+"""Functions for metrics that rank rows by score: positions of tied scores, and the mean over the classes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from trainables.lazy import torch
 
 
 def last_of_ties(values: torch.Tensor) -> torch.Tensor:
-    """For every entry of (rows, columns), sorted by column: the last row in its column with the same value."""
+    """For every entry of `values` (rows, columns), the index of the last row with the same value in this column. Every
+    column is sorted."""
     rows = values.shape[0]
     index = torch.arange(rows, device=values.device).unsqueeze(1).expand_as(values)
     ends = torch.ones_like(values, dtype=torch.bool)

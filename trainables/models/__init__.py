@@ -26,8 +26,8 @@ FORMS = ("softmax", "mlp:HIDDEN", "logistic", "multinomial", "poisson", FORM)
 
 
 HEADS: dict[str, Callable[[str, int, int], Model]] = {}
-"""Heads of plug-ins, by the word before the colon: called with the text after it, and the numbers of features
-and classes."""
+"""Heads of plug-ins by name. For `model: NAME:TEXT`, HEADS[NAME] is called with TEXT and the numbers of features and
+classes."""
 
 
 @plugins.on_load
@@ -68,7 +68,8 @@ class Model(Protocol):
         """sum_x f_x g_x for every client and lane, with g_x the gradient of row x and f_x its clipping factor to
         `clip`, plain or automatic (see `clipping`).
 
-        `theta` is (lanes, d), the same for all clients, or (clients, lanes, d); the sum (clients, lanes, d), float64.
+        `theta` is (lanes, d), the same for all clients, or (clients, lanes, d). The sum is (clients, lanes, d), in
+        float64.
         """
 
     def scores(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -84,7 +85,7 @@ def operations(model: Model) -> float:
 
 
 def defined_by(text: str) -> Callable[..., Any] | None:
-    """The function or class of a plug-in that defines a model."""
+    """The function or class of a plug-in that defines a model; None for a built-in model."""
     if not is_network(text):
         return HEADS.get(text.partition(":")[0])
     return NETWORKS.get(NetworkSettings.parse(text).network)

@@ -9,10 +9,10 @@ Lanes with different centres share the raw rows, in one of two ways:
       gradient    sum (x - m) r^T = sum x r^T - m (sum r)^T, and sum r is the gradient of the constant b
 
   The conversion is elementwise and in float64, so a lane's bits do not depend on the other lanes. In sum x r^T a
-  clipped row counts up to 1 + ||m|| times as much as in the result, since ||r|| <= C / ||x - m|| <= C. The rounding
-  error of this sum grows by the same factor and must stay far below the clip C. So only short centres move into the
-  constant, and few rows are added in float32. The predictors' own rounding is harmless: the clip bounds every row for
-  any residual r.
+  clipped row counts up to 1 + ||m|| times as much as in the result, since ||r|| <= C / ||x - m|| <= C: the constant 1
+  makes ||x - m|| at least 1. The rounding error of this sum grows by the same factor and must stay far below the clip
+  C. So only short centres move into the constant, and few rows are added in float32. The predictors' own rounding is
+  harmless: the clip bounds every row for any residual r.
 
 In both cases ||x - m|| is computed from the differences, once per row and distinct centre.
 

@@ -7,8 +7,9 @@ Automatic clipping also scales short contributions up, so the clip acts as part 
 contribution is longer than C: the privacy account is the same.
 
 `clip_factors` is for contributions that are in memory as a whole. It keeps the bound in spite of rounding: the factor
-and its products with the d numbers are rounded, each with a relative error of at most u, and the norm is a float64 sum,
-with a relative error of at most d 2^-53. The bound is reduced by 4 u + d 2^-52, which is more than all of these.
+and its products with the d numbers are rounded, each with a relative error of at most u (half of `torch.finfo.eps`),
+and the norm is a float64 sum, with a relative error of at most d 2^-53. The bound is reduced by a relative 4 u +
+d 2^-52, which is more than all of these.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def clip_factors(values: torch.Tensor, bound: torch.Tensor, automatic: bool = Fa
 
 def scaled_norm(values: torch.Tensor, dim: int | tuple[int, ...]) -> torch.Tensor:
     """The l2 norm, also where squares would underflow or overflow. Values are first divided by a power of two, which is
-    exact, so other norms keep their bits."""
+    exact, so norms that need no scaling keep their bits."""
     _, exponent = torch.frexp(values.abs().amax(dim, keepdim=True))
     scale = torch.exp2(exponent.clamp(-EXPONENT, EXPONENT).to(values.dtype))
     return (values / scale).square().sum(dim).sqrt() * scale.squeeze(dim)

@@ -78,7 +78,7 @@ class Layout:
 
 
 def layouts(lanes: int, outputs: int) -> list[Layout]:
-    """The layouts of `lanes` lanes: wide blocks, then the remainder."""
+    """The layouts of `lanes` lanes: wide blocks, then the narrow layout if at most `MAX_NARROW` lanes are left over."""
     left = lanes % LANES
     apart = left if left <= MAX_NARROW else 0
     cut = ((slice(0, lanes - apart), True), (slice(lanes - apart, lanes), False))

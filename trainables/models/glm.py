@@ -3,7 +3,8 @@
     gradient of row x:  x r^T,            norm ||x|| ||r||,              r = mean(eta) - y
     Hessian of row x:   (x x^T) kron A,   Frobenius norm ||x||^2 ||A||,  A = second derivatives of the loss in eta
 
-eta = x^T W are the k linear predictors of the row. Both are clipped in closed form. Training starts at W = 0.
+eta = x^T W are the k linear predictors of the row. Gradients and Hessians are clipped in closed form. Training starts
+at W = 0.
 """
 
 from __future__ import annotations

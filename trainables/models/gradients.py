@@ -8,11 +8,11 @@ For large layers the gradients themselves are not stored:
 The squared norm of e^T a is computed as the sum over pairs of positions of <a_s, a_t> <e_s, e_t> (Li et al. 2022), or
 from the product itself, whichever takes fewer operations (Bu et al. 2022).
 
-Norms and sums are in float64, from the same numbers, which the forward and the backward pass may have computed in any
-precision. So a clipped contribution is longer than its bound at most by a relative 2^-52 times the number of terms.
-Only the sum over pairs may cancel: its rounding error is at most 2^-52 times the number of terms times the square of
-the sum of |a_t| |e_t|. This bound is added to the sum. `MARGIN`, by which the clip is reduced, covers all other
-rounding for up to 2^30 terms.
+Norms and sums are computed in float64 from the same numbers, which the forward and the backward pass may have computed
+in any precision. So the length of a clipped contribution exceeds the clip by a relative error of at most 2^-52 times
+the number of terms. Only the sum over pairs may cancel: its rounding error is at most 2^-52 times the number of terms
+times the square of the sum of |a_t| |e_t|. This bound is added to the sum. `MARGIN`, by which the clip is reduced,
+covers all other rounding for up to 2^30 terms.
 """
 
 from __future__ import annotations

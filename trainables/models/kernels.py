@@ -151,7 +151,8 @@ def _cache_folder() -> Path:
     status = folder.stat()
     if status.st_uid != os.geteuid():
         return _own_folder()
-    if status.st_mode & OTHERS_WRITE:  # only its group: `trusted_user_folder` refuses folders open to everyone
+    # only the group can have this permission: `trusted_user_folder` raises if everyone has it
+    if status.st_mode & OTHERS_WRITE:
         folder.chmod(stat.S_IMODE(status.st_mode) & ~OTHERS_WRITE)
     return folder
 

@@ -38,8 +38,9 @@ class Shape:
         return max(64, 1 << fits.bit_length() >> 1)
 
     def chunk(self, width: int, clients: int) -> tuple[int, int]:
-        """Clients and rows of a chunk. One client at a time if together each would have fewer than `MIN_ROWS` rows:
-        adding a chunk's sum to the total costs as much as the weights of its clients."""
+        """The numbers of clients and rows of a chunk. On a GPU a chunk has one client if a chunk of all clients would
+        have fewer than `MIN_ROWS` rows of each: adding its sums to the totals takes time in proportion to clients x
+        weights, however few the rows."""
         step = self.rows(width, clients)
         if self.rows_together is None and step < MIN_ROWS:
             return 1, self.rows(width)

@@ -121,7 +121,7 @@ class NormLayer(Layer):
         return functional.group_norm(x, self.module.num_groups, eps=self.module.eps)  # type: ignore[arg-type]
 
     def _sum(self, values: Tensor) -> Tensor:
-        """Over all positions of a row: (n, size)."""
+        """The sum over all positions of a row: (n, size)."""
         if isinstance(self.module, nn.LayerNorm):
             shape = self.module.normalized_shape
             return (

@@ -49,7 +49,7 @@ class NetworkSettings:
     def __post_init__(self) -> None:
         for name in (self.network, self.cut, self.weights, *self.train):
             if any(character in name for character in ",=+") or name != name.strip():
-                raise UserError(f"model: {name!r} has one of the characters , = + or a blank at its end")
+                raise UserError(f"model: {name!r} has one of the characters , = + or begins or ends with a blank")
         if not self.network:
             raise UserError(f"model = '{NAME}:' names no network; write {FORM}")
         kinds = [name.partition(":")[0] for name in self.train]

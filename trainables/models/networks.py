@@ -1,7 +1,8 @@
 """Networks whose layers train: packaged ones with their weights, and those of plug-ins.
 
 A network is a chain of named stages, and the last one is its head, a linear layer. An `nn.Sequential` is such a chain;
-another module has a method `stages` that returns one. The first stage takes rows of features.
+another module has a method `stages` that returns one, as an `nn.Sequential` or as a dict of modules. The first stage
+takes rows of features.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ CELLS = 1 << 24  # rows x weights of a chunk
 def clipped_gradient_sum(
     loss: Loss, shard: Shard, theta: torch.Tensor, clip: torch.Tensor, *, automatic: bool = False
 ) -> tuple[torch.Tensor, Diagnostics]:
-    """As `Model.clipped_gradient_sum`."""
+    """Like `Model.clipped_gradient_sum`, for a model with this loss; always with diagnostics."""
     per_client = theta if theta.dim() == 3 else theta.expand(shard.clients, *theta.shape)
     total = torch.zeros_like(per_client, dtype=torch.float64)
     losses = torch.zeros(per_client.shape[:2], dtype=theta.dtype, device=theta.device)

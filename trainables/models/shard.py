@@ -43,8 +43,8 @@ class Shard:
     size: torch.Tensor
     """(clients, 1, 1): |D_i|, a public constant that divides releases."""
     precision: Precision = "float32"
-    """Precision of the matrix products in gradients. With bf16 the features are stored in bf16 too: half the memory.
-    The rounded features then count as the client's data."""
+    """Precision of the matrix products in gradients. With bf16 the features are rounded too, after centring, and the
+    rounded features count as the client's data. A GPU stores them in half the memory."""
     centres: Centres | None = None
     """The centres of the lanes; `x` has the raw features. None: `x` has the features that all lanes use."""
 
@@ -131,8 +131,8 @@ class Shard:
         return self.centres
 
     def block_norms(self, clients: slice, rows: slice, lanes: torch.Tensor) -> torch.Tensor:
-        """Norms of some rows for a block of lanes, given by their columns: (clients, rows, lanes), or (clients, rows,
-        1) if they are the same for all lanes."""
+        """Norms of some rows for a block of lanes: (clients, rows, lanes), or (clients, rows, 1) without centres.
+        `lanes`: the column of `norm` that each lane uses."""
         norm = self.norm[clients, rows]
         return norm if self.centres is None else norm[..., lanes]
 

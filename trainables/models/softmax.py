@@ -28,7 +28,7 @@ from trainables.privacy.noise import SERVER, Address
 MAX_CLASSES = 1 << 15  # for C: a tile with more classes would not fit any cache
 # one product on a GPU has at most GPU_COLUMNS columns, but at least GPU_LANES lanes: small packs need little padding
 GPU_COLUMNS, GPU_LANES = 512, 16
-# the clip is multiplied by this if products are rounded: rounding cannot make a contribution longer than the clip
+# the clip is multiplied by this if factors are rounded, so that rounding makes no contribution longer than the clip
 CLIP_MARGIN = 1 / (1 + 2**-8)
 
 
@@ -178,7 +178,7 @@ class SoftmaxHead:
         return max(GPU_LANES, min(most, fitting)) if theta.is_cuda else most
 
     def _kernel(self, theta: torch.Tensor) -> kernels.Kernel:
-        """The C and Triton kernels are for float32 only."""
+        """The C and Triton kernels are for float32 only, and the C kernel for fewer than `MAX_CLASSES` classes."""
         device = theta.device.type
         supported = theta.dtype == torch.float32 and (device == "cuda" or self.classes < MAX_CLASSES)
         return kernels.chosen(device) if supported else "torch"

@@ -7,8 +7,11 @@
 How rows are split depends only on the client, and the columns of a product are independent, so a lane's result does not
 depend on other lanes. Padding rows are skipped. A float32 product is computed as three tf32 products (tf32x3), with the
 accuracy of float32. If features are centred, the lanes of a program have the same centre, which the program subtracts
-from the rows as it loads them. Heads with many classes or features do not fit the registers: then torch computes the
-products, `_residuals_in_place` the clipped residuals, and centres move into the constant.
+from the rows as it loads them.
+
+Heads with many classes or features do not fit the registers, and the kernel does not support bf16. In these cases torch
+computes the products, and `_residuals_in_place` the clipped residuals. Centres then move into the constant (float32),
+or the lanes of each centre are computed separately (tf32, bf16).
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Tail:
             layer.module.forward = layer
 
     def to(self, device: str, dtype: torch.dtype) -> None:
-        """The prefix and the norm layers that train stay in float32."""
+        """Move the network to a device, and its body to a dtype. The prefix and trained norm layers stay in float32."""
         norms = [layer.module for layer in self.layers if isinstance(layer, NormLayer)]
         exact = [copy.deepcopy(norm.state_dict()) for norm in norms]
         self.module.to(device=device)

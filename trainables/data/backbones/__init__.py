@@ -58,7 +58,7 @@ def _open_weights(weights: Path) -> IO[bytes]:
 
 
 def _read_state(weights: Path) -> dict[str, torch.Tensor]:
-    """The state dict. Refuses arrays that are larger than their file, by compression or by strides of 0."""
+    """Read the state dict. Refuses compressed files, and arrays that take more memory than the file (strides of 0)."""
     with _open_weights(weights) as file:
         if zipfile.is_zipfile(file):
             with zipfile.ZipFile(file) as archive:

@@ -36,14 +36,15 @@ class Backbone:
     name: str
     network: torch.nn.Module
     to_input: ToInput
-    """The input of the network for some rows: images as arrays of bytes (height, width, channels), or texts."""
+    """Turns rows into the input of the network. A row is an image, as bytes (height, width, channels), or a text."""
     details: dict[str, Any]
-    """Weights, preprocessing and versions, for the provenance."""
+    """Weights, and preprocessing or the hash of the user's code, for the provenance."""
     rows: str = IMAGES
     """What the backbone takes: images or texts; "" if it may take either."""
     batch: int = 64
     """Default number of rows per batch."""
     versions: dict[str, str] = field(default_factory=dict)
+    """Versions of the packages that provide the network, for the provenance."""
 
     @property
     def identity(self) -> str:

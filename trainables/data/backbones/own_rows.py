@@ -151,7 +151,7 @@ def folder_table(folder: Path) -> Table:
 
 
 def column_of_files(source: str, values: NDArray) -> list[Path]:
-    """The paths of the images in a column of a table, which are relative to the table's folder."""
+    """The paths of the images in a column of a table. The column's values are relative to the table's folder."""
     folder = Path(source).parent
     paths = [folder / str(value) for value in values]
     missing = next((path for path in paths if not os.path.isfile(path)), None)

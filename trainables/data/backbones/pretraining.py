@@ -97,8 +97,8 @@ def _epoch(
     schedule: Schedule,
     number: int,
 ) -> float:
-    """Train for one epoch; returns the mean loss. The order of the images and their shifts depend only on the seed and
-    the epoch."""
+    """Train for one epoch; returns the mean loss. The order of the images, and how they are shifted and mirrored,
+    depend only on the seed and the epoch."""
     network.train()
     generator = torch.Generator().manual_seed(schedule.seed * 1_000_003 + number)
     order = torch.randperm(len(y), generator=generator)

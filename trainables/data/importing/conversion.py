@@ -56,7 +56,8 @@ def convert_file(source: str, schema: Schema) -> Converted:
 
 
 def with_default_roles(source: str, schema: Schema) -> Schema:
-    """SVMlight files and arrays of train and test rows have label, split and client columns of fixed names."""
+    """Fill in the columns whose names are fixed: the label of an SVMlight file; label, split and client of arrays of
+    train and test rows. Raises if the label is still unknown."""
     if not schema.label and Path(source).suffix.lower() in (".svm", ".svmlight", ".libsvm"):
         return schema.model_copy(update={"label": "label"})
     if schema.label in ("", "y") and (Path(source).is_dir() or source.endswith(".npz")):
@@ -279,7 +280,7 @@ def as_texts(values: NDArray) -> NDArray:
 
 
 def texts_of(source: str, table: Table, name: str, role: str, *, required: bool = True) -> NDArray:
-    """A column as text. `role`: of the column, for error messages. `required`: missing values are refused."""
+    """A column as text. `role`: what error messages call the column. `required`: missing values are refused."""
     values = table[name]
     if values.ndim != 1:
         raise UserError(f"data {source}: {name!r} has several numbers per row and cannot be the {role}")
@@ -315,8 +316,8 @@ def _clients(source: str, table: Table, schema: Schema) -> NDArray | None:
 
 
 def _test_rows(source: str, table: Table, schema: Schema, clients: NDArray | None) -> NDArray[np.bool_]:
-    """Which rows are test rows: as a column states, or drawn by row number. The draw leaves at least one train row to
-    every client."""
+    """A mask of the test rows. The split column states them. Without this column they are drawn by row number, and
+    every client keeps at least one train row."""
     if schema.split:
         texts = np.char.lower(texts_of(source, table, schema.split, "split"))
         wrong = ~np.isin(texts, ["train", "test"])

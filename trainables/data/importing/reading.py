@@ -154,7 +154,7 @@ def _json_lines(source: str, lines: io.TextIOWrapper, memory: _Memory) -> Table:
 
 
 def read_parquet(source: str, file: IO[bytes]) -> Any:
-    """A `pyarrow.Table` without dictionaries and metadata."""
+    """A `pyarrow.Table` without metadata; dictionary-encoded columns are decoded."""
     import pyarrow as pa
     import pyarrow.parquet
 
@@ -167,7 +167,7 @@ def read_parquet(source: str, file: IO[bytes]) -> Any:
             if pa.types.is_nested(field.type) and not _is_list_of_numbers(field.type):
                 raise UserError(f"data {source}: column {field.name!r} holds nested values")
         batches = []
-        for batch in content.iter_batches(PARQUET_ROWS):  # a repeated value takes no space in the file
+        for batch in content.iter_batches(PARQUET_ROWS):  # stops early if repeated values expand to too much memory
             columns = [c.dictionary_decode() if pa.types.is_dictionary(c.type) else c for c in batch.columns]
             batches.append(pa.RecordBatch.from_arrays(columns, batch.schema.names))
             memory.add(batches[-1].nbytes)
@@ -263,7 +263,8 @@ def _checked(source: str, name: str, array: Any) -> NDArray:
 
 
 def _of_arrays(source: str, arrays: dict[str, NDArray]) -> Table:
-    """Arrays with one row per example. The four arrays of a feature file become one table with the column `split`."""
+    """A table from arrays with one row per example; arrays with 0 or more than 2 dimensions are left out. The four
+    arrays of a feature file become one table with the column `split`."""
     if not set(ARRAYS) <= set(arrays):
         table = {name: array for name, array in arrays.items() if array.ndim in (1, 2)}
         lengths = {name: len(array) for name, array in table.items()}
@@ -288,7 +289,7 @@ def _of_arrays(source: str, arrays: dict[str, NDArray]) -> Table:
 
 
 def _check_rows(source: str, arrays: dict[str, NDArray]) -> None:
-    """Labels and clients have one value for each row of features."""
+    """Raise unless labels and clients have one value for each row of features."""
     for part in ("train", "test"):
         rows = len(arrays[f"x_{part}"])
         for name in (f"y_{part}", CLIENT_COLUMN if part == "train" else TEST_CLIENT_COLUMN):

@@ -144,7 +144,8 @@ def schema_from_json(data: str, text: str) -> Schema:
 
 
 def scaled(values: Any, column: Column) -> Any:
-    """Map the declared range to -1 to 1; numbers outside are clipped."""
+    """Map the declared range to -1 to 1; numbers outside are clipped. Values are unchanged without a range, or if its
+    width overflows."""
     if column.range is None:
         return values
     low, high = column.range

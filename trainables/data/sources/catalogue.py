@@ -167,7 +167,7 @@ WEIGHTS = {
 EFFICIENTNET = "efficientnet-lite0"
 """Its weights come with a Python package."""
 ROOTS = "-sqrt"
-"""After the name of a backbone: the square roots of its features."""
+"""Suffix of a backbone's name: the features are the square roots of the backbone's features."""
 
 UNPUBLISHED = {
     "crc5-resnet20": "colorectal histology, 5 tissue classes, 32 x 32, through resnet20",
@@ -175,13 +175,13 @@ UNPUBLISHED = {
 """Feature files that studies use but that cannot be made from a published source."""
 
 PIXELS = "pixels"
-"""In place of a backbone: the pixels themselves, for networks whose layers train."""
+"""Name in place of a backbone: the features are the pixels themselves, for networks whose layers train."""
 IMAGES = ("cifar", "medmnist", "idx", "emnist")
 """Formats that hold images."""
 
 
 def recipe(name: str) -> Recipe | None:
-    """The recipe of a feature file, SOURCE or SOURCE-BACKBONE; None for an unknown name."""
+    """The recipe of a feature file, SOURCE or SOURCE-BACKBONE; None for an unknown name or CIFAR without a backbone."""
     if name == "adult-a9a":
         return Recipe(name, "adult")
     if name in SOURCES and SOURCES[name].format != "cifar":

@@ -31,8 +31,8 @@ def cache_folder() -> Path:
 
 
 def cached_path(file: File) -> Path:
-    """Where its download is kept. Files of the same name, such as those of MNIST and Fashion-MNIST, are told apart by
-    the last folder of their URLs."""
+    """Where the download of a file is kept. Files of the same name, such as those of MNIST and Fashion-MNIST, are told
+    apart by the last folder of their URLs."""
     return cache_folder() / "sources" / Path(urlsplit(file.url).path).parent.name / file.name
 
 

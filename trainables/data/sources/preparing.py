@@ -59,8 +59,8 @@ class Options:
 
 
 def find_recipe(name: str, backbone: str = "") -> Recipe:
-    """The recipe of a feature file, SOURCE-BACKBONE or, with `backbone`, SOURCE. If there is none, the
-    error lists the names."""
+    """The recipe of a feature file. `name`: SOURCE or SOURCE-BACKBONE; only SOURCE if `backbone` is given. If there is
+    no recipe, the error lists the names."""
     name = name.removesuffix(".npz")
     if backbone and name in SOURCES and SOURCES[name].format in IMAGES:
         module, _, function = backbone.partition(":")
@@ -132,7 +132,7 @@ def _archive_digest(file: Any) -> str:
 
 
 def provenance_of(path: Path) -> dict[str, Any] | None:
-    """The provenance inside a feature file; None if it has none. Raises if the file was changed since."""
+    """The provenance inside a feature file; None if it has none. Raises if the arrays do not match their hash in it."""
     try:
         with open_file(str(path)) as content, np.load(content, allow_pickle=False) as file:
             if PROVENANCE not in file:

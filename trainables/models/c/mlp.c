@@ -1,8 +1,8 @@
 /* A head with one hidden layer on a CPU, a tile of rows at a time: softmax(h W2), h = (tanh(x W1), 1).
 
 Wide and narrow layout as in `softmax.c`, with the same bits in both. `units`: the hidden units and, last, the constant.
-The constant's weights in W1 are zero, and so is its error, since 1 - h^2 = 0: the only special case is setting it to
-1. */
+The constant's weights in W1 are zero, and so is its error, since 1 - h^2 = 0. Only its h is a special case: it is set
+to 1. */
 
 #include <float.h>
 

@@ -98,7 +98,7 @@ void logits_of(const float *x, int64_t x_row, int64_t rows, int64_t q, const flo
         multiply(0, k > 0, x + k, x_row, 1, rows, w + k * columns, columns, columns, q - k < PART ? q - k : PART, z);
 }
 
-/* Once in the program, because it takes seconds to compile. */
+/* Not inlined, because every copy would take seconds to compile. */
 static __attribute__((noinline)) void multiply_and_add(const float *a, int64_t a_row, int64_t a_step, int64_t rows,
                                                        const float *b, int64_t columns, int64_t row, int64_t steps,
                                                        double *into) {

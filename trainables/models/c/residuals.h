@@ -178,8 +178,8 @@ INLINE void pad_labels(const int64_t *label, int64_t rows, int64_t *labels) {
 }
 
 /* Clipped residuals of a tile's logits `z` (rows, columns), in place, wide or narrow. `of_rows`: the rows' norms, or
-null for 1. `length` (rows, LANES or 1), or null: norms of the residuals before clipping, times the rows'. `of`, or
-null: the sums of every lane. */
+null for 1. `length` (rows, LANES or 1), or null: norms of the residuals before clipping, times the norms of the
+rows. `of`, or null: the sums of every lane. */
 INLINE void residuals_of_tile(float *z, int64_t rows, int64_t classes, int64_t columns, int64_t wide,
                               const int64_t *label, const row_norms *of_rows, const float *clip, int64_t automatic,
                               float *transposed, float *length, tile_sums *of) {

@@ -14,7 +14,7 @@
 #endif
 
 /* WIDTH: floats per vector. A matrix product holds a block of MOST_ROWS rows x MOST_VECTORS vectors in registers,
-together with its factors; where rows are vectors too, a block of MOST_SIDE x MOST_SIDE. */
+together with its factors. If every lane has its own matrices, a block has MOST_SIDE x MOST_SIDE vectors. */
 #ifdef __AVX512F__
 #pragma GCC target("prefer-vector-width=512")
 #define WIDTH 16
@@ -81,7 +81,7 @@ INLINE vector multiply_add(vector a, vector b, vector c) {
 #endif
 }
 
-/* The same with one number of b for all, where that saves copying the number into a vector. */
+/* a b[which] + c, where the processor can do this without copying b[which] into a vector first. */
 #if defined(__ARM_NEON) && defined(__aarch64__)
 #define BY_NUMBER(a, b, which, c) ((vector)vfmaq_laneq_f32((float32x4_t)(c), (float32x4_t)(a), (float32x4_t)(b), which))
 #endif
