@@ -1,4 +1,4 @@
-"""Search spaces: one YAML file per method with a coarse grid, a fine grid and the scale of every axis."""
+"""Search spaces: one YAML file per method with a coarse grid, a fine grid, the scales of axes, and fixed values."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ class SearchSpace:
         fine: Mapping[str, Sequence[HyperValue]],
         scale: Mapping[str, str] = MappingProxyType({}),
     ) -> SearchSpace:
-        """Apply a study's overrides. A fixed hyperparameter is no longer an axis; a given axis replaces the packaged
-        one. An axis that is added only to the coarse grid has the same values in the fine grid."""
+        """Apply a study's overrides. A fixed hyperparameter is no longer an axis. A given axis replaces the packaged
+        axis or fixed value. An axis that is added only to the coarse grid has the same values in the fine grid."""
         for name in scale:
             if name not in self.coarse and name not in coarse:
                 raise UserError(f"{self.method}: scale of {name!r}, which is not an axis")
@@ -186,7 +186,8 @@ def refined_size(space: SearchSpace, rule: str) -> int:
 
 
 def zoom_overlap(space: SearchSpace) -> int:
-    """How many of them can be in the coarse grid, too: every second point of an axis."""
+    """The largest number of configurations of `refine` with the rule `zoom` that are also in the coarse grid, for a
+    winner on no edge. On a numeric axis, every second point of the fine grid is a value of the coarse grid."""
     return math.prod(
         min(len(axis), 2 * (_zoom_steps(space) // 2) + 1) if is_numeric(axis) else len(axis)
         for axis in space.coarse.values()
@@ -194,7 +195,8 @@ def zoom_overlap(space: SearchSpace) -> int:
 
 
 def _zoom_steps(space: SearchSpace) -> int:
-    """Points on either side of the winner; fewer with many axes: 5^3 = 125 configurations, 3^4 = 81."""
+    """The number of points on either side of the winner: 2 with up to three numeric axes (at most 5^3 = 125
+    configurations), 1 with more (3^4 = 81)."""
     return 2 if sum(map(is_numeric, space.coarse.values())) <= 3 else 1
 
 
@@ -265,9 +267,9 @@ def usable_scale(scale: str, values: Sequence[float]) -> str:
 
 
 def densified(space: SearchSpace, name: str, least: int) -> Axis:
-    """The values of both grids on an axis, in order. A numeric axis has at least `least` values: those between two
-    values of the grids divide their gap evenly, into steps no longer than those of `least` even values. Integers have
-    fewer if there are no more."""
+    """The values of both grids on an axis; numbers are sorted. A numeric axis with at least two values gets more, until
+    it has at least `least`: every gap is divided into equal steps on the axis' scale, none longer than a step between
+    `least` equally spaced values. An axis of integers has fewer if there are not enough integers."""
     values = tuple(dict.fromkeys([*space.coarse[name], *space.fine[name]]))
     if not is_numeric(values) or len(values) < 2 or least < 2:
         return values if not is_numeric(values) else tuple(sorted(values, key=float))
@@ -287,8 +289,8 @@ def densified(space: SearchSpace, name: str, least: int) -> Axis:
 
 
 def continued(space: SearchSpace, name: str, axis: Axis, below: int, above: int) -> Axis:
-    """Values beyond the ends of a numeric axis, by this many steps of its coarse grid, as close as those at its ends;
-    none that the method does not allow."""
+    """New values beyond both ends of a numeric axis, up to `below` and `above` steps of the coarse grid away. They are
+    about as close together as the values at that end. Values that the method does not allow are left out."""
     hyper, known = hyperparameters_of(space.method)[name], [float(value) for value in axis]
     scale = usable_scale(space.scale[name], known)
     new: dict[float, HyperValue] = {}
@@ -302,7 +304,8 @@ def continued(space: SearchSpace, name: str, axis: Axis, below: int, above: int)
 
 
 def end_step(space: SearchSpace, name: str, axis: Axis, sign: int) -> float:
-    """The last step of the coarse grid below (sign -1) or above, on the axis' scale."""
+    """The step of the coarse grid at its lower end (sign -1) or upper end (sign 1), on the axis' scale. If the coarse
+    grid has only one value: the step of `axis` at that end."""
     scale = usable_scale(space.scale[name], [float(value) for value in axis])
     values = sorted(float(value) for value in (space.coarse[name] if len(space.coarse[name]) > 1 else axis))
     points = [forward(scale, value) for value in values]

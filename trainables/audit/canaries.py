@@ -16,7 +16,8 @@ from trainables.models import at_cut, centring
 from trainables.models.centres import Centres
 from trainables.models.shard import Shard
 
-LENGTH = 4.0  # norm of a canary's features, times the clip; its gradient is clipped unless the canary is memorised
+# norm of a canary's features, in units of the clip; its gradient is clipped unless the canary is memorised
+LENGTH = 4.0
 USER_LENGTH = 100.0  # the same for the rows of a user: even small steps make the update longer than the clip
 MAX_FRACTION = 0.5  # of a client's rows that canaries may replace
 MAX_DEFAULT_CANARIES = 1000
@@ -128,7 +129,7 @@ class UserCanaries(Canaries):
         if not self.replaced and len(gradients) and below.any():
             raise UserError(
                 f"adjacency = 'zero-out': a user without rows still contributes to {self.trial.method}; "
-                "audit the method by its name"
+                f"use `fedsweep audit {self.trial.method}`"
             )
         sizes = work.data.sizes
         weight = sizes[client] * len(sizes) / sum(sizes) if work.aggregate == "size" else 1.0

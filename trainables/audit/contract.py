@@ -68,7 +68,7 @@ def run_checks(
     on_start: Callable[[str], None] = lambda check: None,
     processes: int = 1,
 ) -> Iterator[CheckResult]:
-    """Run all checks. The method must be registered (`methods.add_all`), in other processes by its plug-in.
+    """Run all checks. The method must be registered (`methods.add_all`); other processes load the plug-in that has it.
     `hyperparameters`: a stable configuration, which the checks vary. `on_start`: called with the name of a check before
     its result is awaited. Results and their order do not depend on the number of processes."""
     checks = _checks(method, method.check(hyperparameters), repetitions)
@@ -141,8 +141,8 @@ def _end_with_the_parent() -> None:
 
 @contextlib.contextmanager
 def _safe_path() -> Iterator[None]:
-    """A Python that is started in this block does not search the current folder, which may be anyone's. It gets the
-    search path of this process once it runs."""
+    """A Python that is started in this block does not import from the current folder, where other people may have
+    put files. Once it runs, it gets the search path of this process."""
     before = os.environ.get("PYTHONSAFEPATH")
     os.environ["PYTHONSAFEPATH"] = "1"
     try:
@@ -341,7 +341,7 @@ def _check_power(method: Method, level: Level, repetitions: int) -> str:
         return ""
     return (
         f"with half the noise only eps {result.epsilon:.3g} was measured in {4 * repetitions} repetitions: the method "
-        "adds noise that its account does not use, or needs more repetitions"
+        "adds noise that its account does not use, or the audit needs more repetitions"
     )
 
 

@@ -24,7 +24,7 @@ LONG = 60.0  # norm of the features of a record that is always clipped
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Two data sets that differ in one record, or in all rows of one client."""
+    """Two data sets that differ in one record, or in half or all of the rows of one client."""
 
     name: str
     client: int

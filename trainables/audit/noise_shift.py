@@ -15,8 +15,8 @@ A shift is found in one of two ways:
 
 * Linear: a round draws one new noise of the size of the release, and the release contains it times a number c. Then
   w = (R(D) - R(D')) / c. In a sum of releases the shift is spread over all clients, in proportion to their c.
-* Step by step: every noise is shifted by the difference between the clients' sums of gradients (or Hessians) that were
-  computed just before it, as for several local steps.
+* Step by step, for example for several local steps: every noise is shifted by the difference between D and D' in the
+  client's sums of gradients (or Hessians) that were computed just before it.
 
 The server of the second run gets the releases of the first, which are the same. Whatever it sends must then be the same
 too: otherwise the server knows something about the data that it did not get from the releases.

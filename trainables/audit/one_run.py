@@ -167,7 +167,8 @@ def _result(trial: TrialSpec, plan: PrivacyPlan, scores: CoinScores, release_mu:
 
 
 def default_canaries(trial: TrialSpec, problem: Problem) -> int:
-    """As many canaries as can be distinguished: half the number of released dimensions, limited by rows or users."""
+    """As many canaries as can be distinguished: half the number of released dimensions. The number of rows
+    or users and `MAX_DEFAULT_CANARIES` limit it."""
     releases = len(problem.partition.rows) if trial.privacy.release == "local" else 1
     return min(MAX_DEFAULT_CANARIES, _max_canaries(trial, problem), releases * problem.model.dimension // 2)
 

@@ -1,9 +1,10 @@
 """Paired audit: how well can an adversary who sees all releases tell whether a planted record is in the data?
 
 The real engine runs many times on two neighbouring data sets; repetitions are lanes with different seeds. Half of the
-runs train the adversary: a likelihood ratio of everything released, and a threshold. It uses the releases' positions
-(linear) and their scatter (quadratic), since the scale of the noise can reveal as much as its mean. The other half
-counts its errors. Clopper-Pearson bounds on the error rates give lower bounds on what the mechanism leaks:
+runs train the adversary: a likelihood ratio of everything released, and a threshold. The ratio uses the positions of
+the releases (linear) and their scatter (quadratic), since the scale of the noise can reveal as much as its mean. The
+adversary's errors are counted in the other half. Clopper-Pearson bounds on the error rates give lower bounds on what
+the mechanism leaks:
 
 * mu: a mu-GDP mechanism allows no test with Phi^-1(1 - false positives) - Phi^-1(false negatives) > mu;
 * plain eps: an (eps, delta)-DP mechanism allows none with 1 - delta - false negatives > e^eps false positives, nor with
@@ -57,7 +58,8 @@ Row = tuple[float, int]
 """A feature and a label."""
 PLANTED: Row = (6.0, 1)
 OTHER: Row = (1.0, 0)
-"""Replaces the planted record: an almost opposite gradient, and other features for releases of features alone."""
+"""Replaces the planted record. Its gradient is almost opposite, and its feature differs too: some releases depend on
+features alone."""
 PAIR: tuple[Row, Row] = ((1.0, 0), (1.0, 1))
 """Rows whose gradients cancel."""
 
@@ -160,7 +162,7 @@ def audit(
     plain = test.epsilon(thresholds[[np.argmax(training.epsilon(thresholds))]]).item()
     sampled = any(event.sampling < 1 for event in plan.events)
     detectable = smallest_detectable_mu(settings.epsilon, settings.delta, repetitions - half, plain=sampled)
-    # mu is inversely proportional to the noise, as far as the record is visible
+    # the estimated mu as a fraction of the plan's; mu is inversely proportional to the noise
     visibility = min(1.0, test.mu_estimate * noise_factor / plan.mu(settings.release))
     noise = mu_of(settings.epsilon, settings.delta) * visibility / detectable
     power = Power(detectable, epsilon_of(detectable, settings.delta), noise)
@@ -229,7 +231,8 @@ def from_zero(model: Model) -> Model:
 
 
 class RecordingHosts(Hosts):
-    """A host that records every release, lane by lane, on its way to the server."""
+    """One host that records the sum of its clients' releases in every round, lane by lane. With local release there is
+    one client, so the sum is its release."""
 
     def __init__(self, noise_factor: float) -> None:
         super().__init__(1)

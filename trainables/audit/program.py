@@ -3,8 +3,9 @@
 The program gets a feature file with canaries among its rows, and writes the weights of a linear model (or its releases)
 into a folder. Every canary has a feature of its own, which no other row has. So the weights of that feature hold the
 canary's clipped gradients and the noise, and nothing else. A fair coin decides whether a canary or its opposite is in
-the data (with zero-out adjacency: the canary or an empty row). The scores are a + b u + k N(0, 1) with unknown a, b
-and k, and mu = 2 b / k: how well they agree with the coins u bounds mu from below (`coin_bounds`).
+the data (with zero-out adjacency: the canary or an empty row). A canary's score is how far the weights of its feature
+moved towards its label. With u the coins, the scores are a + b u + k N(0, 1) with unknown a, b and k, and mu = 2 b / k:
+how well the scores agree with the coins bounds mu from below (`coin_bounds`).
 
 The bound assumes Gaussian noise, equal in all rounds, and that every row is in every step. With secret samples the
 scores vary more, which makes the bound smaller, and it is no longer proven.

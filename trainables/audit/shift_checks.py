@@ -1,6 +1,6 @@
 """The runs of a method that the noise-shift audit makes: every level, adjacency and release model, with weights that
-hardly move, with the given hyperparameters, with large steps, over many rounds, and with every option that the method
-supports."""
+hardly move, with the given hyperparameters, with large steps, over many rounds, at other eps, and with every option
+that the method supports."""
 
 from __future__ import annotations
 

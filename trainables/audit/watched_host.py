@@ -41,13 +41,15 @@ def observed_draw() -> Iterator[None]:
 
 @contextlib.contextmanager
 def noise_of_clients_only(purposes: Collection[str]) -> Iterator[None]:
-    """Within the block, noise of these purposes can be drawn with `client.noise` only. Noise that a program draws in
-    another way is not observed, and it can be subtracted from the observed noise."""
+    """Within the block, `Address` draws noise of these purposes only for `client.noise` and `client.distinct_noise`.
+    Noise that a program draws from an address itself is not observed, and could be subtracted from observed noise."""
     draw = noise.Address.generator
 
     def generator(address: noise.Address) -> np.random.Generator:
         if address.purpose in purposes and not _is_observed.get():
-            raise RuntimeError(f"noise of purpose {address.purpose!r} is drawn in another way than by `client.noise`")
+            raise RuntimeError(
+                f"noise of purpose {address.purpose!r} must be drawn with `client.noise` or `client.distinct_noise`"
+            )
         return draw(address)
 
     noise.Address.generator = generator  # type: ignore[method-assign, assignment]

@@ -7,7 +7,7 @@ A run computes, with theta the weights, n clients and G the mean of their releas
     for t = 1 .. rounds:
        1. the server sends theta and method.broadcast(state) to every client
        2. client i returns its release, program.round(client, theta)
-       3. G = mean of the releases, with equal weights or weighted by |D_i|
+       3. G = mean of the releases of the clients that take part, with equal weights or weighted by |D_i|
        4. theta = method.step(t, theta, G, state, hypers)
 
 A method implements `step` and declares in `releases` what its clients release, so that the privacy plan can calibrate
@@ -16,8 +16,8 @@ may use the same program, and trials with the same program can share a pack.
 
 Shapes: everything is computed for many trials at once. Weights and server state are (lanes, ...), one lane per trial.
 Hyperparameters are (lanes, 1) tensors, except static ones, which are plain Python values shared by all lanes.
-`hypers` of the server methods also contains `clip` (lanes, 1) and the plain values `level`, `clipping`, `rounds` and
-`model`. A lane's result must not depend on the other lanes.
+On the server (`initial_state`, `receive`, `broadcast`, `step`), `hypers` also contains `clip` (lanes, 1) and the plain
+values `level`, `clipping`, `rounds` and `model`. A lane's result must not depend on the other lanes.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Run:
     sizes: tuple[int, ...]
     """|D_i|, the number of rows, of every client."""
     seed: int
-    """Seed of the public choices, such as the clients sampled for a round; secrets never derive from it."""
+    """Seed of the public choices, such as the clients sampled for a round."""
 
 
 def clip_norm(values: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
@@ -202,7 +202,8 @@ class ClientRound(Protocol):
         `function` maps rows to (clients, ...) and is called once for every distinct centre of the features."""
 
     def clipped_gradient_sum(self, theta: torch.Tensor, sample: Sample | None = None) -> torch.Tensor:
-        """sum_x g_x min(1, C / ||g_x||), with g_x the gradient of row x, over all rows or those of a sample.
+        """sum_x g_x min(1, C / ||g_x||), with g_x the gradient of row x, over all rows or those of a sample. With
+        automatic clipping the factor is C / (||g_x|| + 0.01).
 
         In float64 until noise has been added: rounding a large sum could reveal a record."""
 
@@ -225,7 +226,8 @@ class ClientRound(Protocol):
         """The standard deviation of the noise for `purpose`, (lanes, 1)."""
 
     def distinct_noise(self, purpose: str, size: int) -> torch.Tensor:
-        """For `prepare`: every distinct noise among the lanes once, (clients, noises, size)."""
+        """For `prepare`: one noise for every distinct combination of seed and noise scales among the lanes,
+        (clients, noises, size)."""
 
     def turn_mask(self, every: int) -> torch.Tensor:
         """1 if this round is the client's turn, else 0. Each client has one turn in `every` rounds, publicly."""
@@ -323,7 +325,7 @@ class Method(ABC):
     hyperparameters: ClassVar[tuple[Hyperparameter, ...]]
     """Everything that can be tuned, except clip and rounds."""
     levels: ClassVar[tuple[Level, ...]] = ("record",)
-    """Whether it can protect records, users (clients with all their records), or either."""
+    """The units that it can protect: records, users (clients with all their records), or both."""
     second_order: ClassVar[bool] = False
     """Whether it preconditions with a matrix that is not diagonal. Tables compare these methods with the others."""
 

@@ -1,7 +1,8 @@
 """DP-FedAdamW: DP-LocalAdamW with a second moment shared across rounds and steps aligned with the global direction.
 
     client i, K steps as in DP-LocalAdamW, with these differences:
-    1. v starts from the mean of the clients' second moments of the previous round, one number per layer
+    1. v starts from the mean of the clients' second moments of the previous round, one number per layer, and v_hat
+       counts the steps of all rounds: v / (1 - beta2^((t - 1) K + k))
     2. v averages g^2 - s^2; s = std of the noise in g, a public number (s_i = noise std / expected rows)
     3. sqrt(v_hat) is at least noise_floor s, because g^2 - s^2 can average to 0 or less
     4. the direction is gamma (AdamW's) + (1 - gamma) (global update of the previous round) / (-K eta_{t-1})

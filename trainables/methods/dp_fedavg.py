@@ -1,6 +1,6 @@
 """DP-FedAvg: clients take K local steps, and the server adds the mean of their updates.
 
-    1. client i: y_i = theta after K steps with step size eta_c
+    1. client i: K steps with step size eta_c lead from theta to y_i
     2. server:   theta <- theta + eta_s mean(y_i - theta)
 
 Record level: every local step uses a noisy gradient.

@@ -3,12 +3,13 @@
     before round 1:  clients release A_i = (sum of x x^T + noise) / |D_i|, every x clipped to `feature_clip`;  A = mean
     every round:     theta <- theta - eta (A + gamma I)^-1 G
 
-A spends `covariance_share` of the budget (of mu squared). At user level noise is added to the mean of x x^T, after the
-division by |D_i|. In every round clients apply (A + gamma I)^-1 to their own mean gradient, clip the result and add
-noise.
+A spends `covariance_share` of the budget (of mu squared). At user level, noise is added to the mean of x x^T, after the
+division by |D_i|; in every round, each client applies (A + gamma I)^-1 to its own mean gradient, clips the result and
+adds noise, and the server's step is theta <- theta - eta G.
 
-`as_released`: features are not clipped, A is not accounted, and its noise does not shrink with |D_i|. The authors'
-noise level for A is unknown; here it is that of sensitivity 1 at the gradients' noise multiplier.
+`as_released`: features are not clipped, so the actual eps is infinite. The claimed eps leaves A out, and the noise of A
+does not shrink with |D_i|. The authors' noise level for A is unknown; here it is that of sensitivity 1 at the
+gradients' noise multiplier.
 """
 
 from __future__ import annotations

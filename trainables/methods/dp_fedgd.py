@@ -2,7 +2,8 @@
 
     theta <- theta - eta G
 
-G is the mean over clients of u_i = (sum of clipped gradients + noise) / |D_i|, eta the learning rate.
+G is the mean over clients of u_i = (sum of clipped gradients + noise) / |D_i|, eta the learning rate. At user level,
+u_i is the client's mean gradient, clipped as a whole, plus noise.
 """
 
 from __future__ import annotations

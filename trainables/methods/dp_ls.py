@@ -1,4 +1,4 @@
-"""DP-LS: private least squares in one round; in further rounds, Newton steps with the same Hessian bound.
+"""DP-LS: private least squares in round 1; in later rounds, Newton steps with a fixed bound on the Hessian.
 
     before round 1:  clients release A_i = (sum of x x^T over clipped rows + noise) / |D_i|;  A = mean
     round 1:         theta = -eta c (A + gamma I)^-1 G,            G = mean noisy gradient at zero weights

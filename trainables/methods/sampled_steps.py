@@ -1,4 +1,4 @@
-"""Client programs that take local steps on Poisson samples of their rows. Not all clients take part in every round.
+"""Client programs that take local steps on Poisson samples of their rows. Rounds may leave out clients.
 
     client i, K steps from y = theta:
     1. u = (sum over the sample of clipped gradients + noise) / (rate |D_i|)

@@ -4,7 +4,7 @@ A bin holds the lengths from a power of two to the next. Find the two neighbouri
 rows, and of these the bin with more rows. The typical length is the mean over this bin and its two neighbours, on a
 logarithmic scale, weighted by their rows. If the counts of the pair may be noise alone, the typical length is
 sqrt(features) instead, the length of standardised features.
-The factor of the features is a power of two, so that scaling rounds nothing."""
+Features are scaled by a power of two (`factor_of`), which causes no rounding."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TYPICAL = 8.0
 STEP = 0.25
 """The base-2 logarithm of the typical length is rounded to a multiple of this."""
 SURE = 3.0
-"""The two bins together must exceed the noise by this many standard deviations."""
+"""The share of the two bins together must exceed this many standard deviations of its noise."""
 
 
 def factor_of(length: float) -> float:

@@ -10,8 +10,8 @@ words before it. To compute this in parallel, a word is treated as a function on
 for), and these functions are composed by a parallel scan.
 
 The bits are NumPy's where NumPy does not fuse multiply-adds (x86). Numbers beyond 3.65 standard deviations (one in
-3,800) use a logarithm, whose last bit differs between libraries; here it is correctly rounded. That bit could also
-decide whether a number is accepted, which would shift all later ones: about one in 10^8.
+3,800) use a logarithm, whose last bit differs between libraries; here it is correctly rounded. For about one
+number in 10^8, that bit decides whether the number is accepted, and a difference would shift all later numbers.
 """
 
 from __future__ import annotations

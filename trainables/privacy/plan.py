@@ -149,7 +149,8 @@ class PrivacyPlan:
     def calibrate(
         cls, settings: PrivacySettings, events: Sequence[Event], *, sizes: Sequence[int], by_size: bool = False
     ) -> PrivacyPlan:
-        """The least noise for which the claim holds, rounded up to float32. `by_size`: weight releases by |D_i|."""
+        """The least noise for which the claim holds, rounded up to float32; with secret samples, up to 0.1% more. An
+        event with `calibrated_for` gets the noise for that sensitivity instead. `by_size`: weight releases by |D_i|."""
         settings.check()
         if all(e.calibrated_for is None for e in events) and not math.isclose(sum(e.share for e in events), 1.0):
             raise UserError(f"the shares of the privacy budget add up to {sum(e.share for e in events):g}, not to 1")

@@ -7,12 +7,12 @@ Each run is mu-GDP, with independent noise. Three accounts:
    from a fixed set and has a private score (Koskela, Redberg and Wang 2024):
        eps' = e + 2 min_h log(exp(h) + (m - 1) delta(h)),   e such that delta(e) = delta / m,
    with delta(.) the privacy profile of one run.
-3. The same by Renyi divergences (Papernot and Steinke 2022), computed by dp-accounting. It is usually slightly looser
-   and serves as a cross-check; it also covers other distributions of K, and several searches together.
+3. The same by Renyi divergences (Papernot and Steinke 2022), computed by dp-accounting. It is usually slightly looser;
+   where both hold, the smaller eps counts. It also covers other distributions of K, and several searches together.
 
-The score of a run is released too: the fraction of correct validation rows plus Gaussian noise. A record is either a
-train row or a validation row. A train row affects the score only through the private weights, a validation row affects
-only the score. So a run with its score is mu-GDP with the larger mu of the two.
+A run returns its weights and its score: the fraction of correct validation rows plus Gaussian noise. A record is
+either a train row or a validation row. A train row affects the score only through the private weights, a validation row
+affects only the score. So a run with its score is mu-GDP with the larger mu of the two.
 """
 
 from __future__ import annotations

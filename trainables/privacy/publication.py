@@ -2,7 +2,8 @@
 
     Gaussian releases                       mu-composition, exact
     Gaussian releases of secret samples     privacy loss distributions (`sampled`)
-    private searches                        Renyi divergences (`private_selection`), with all Gaussian releases
+    one private search and nothing else     the best account of `private_selection`
+    several searches, or with releases      Renyi divergences (`private_selection`), with all Gaussian releases
 
 If there are both searches and secret samples, half of delta is for all releases, by privacy loss distributions, and
 half for the searches alone; their eps are added. An account without credit for the samples is valid too: the smaller
@@ -27,7 +28,7 @@ MODEL_MAY_BE_PUBLISHED = (
     "records; see `fedsweep account`."
 )
 LABEL_FREE_PARTITIONS = ("iid", "explicit")
-"""Partitions that do not depend on labels. Of a plug-in's partition this is not known."""
+"""Partitions that do not depend on labels. A plug-in's partition may, so it counts as one that does."""
 
 
 def simulated_note(partitions: Sequence[str]) -> str:
