@@ -56,7 +56,7 @@ class CellSearch:
         self.neighbours: list[CellSearch] = []
         """The searches of the next smaller and next larger budget, whose winners join the contest (warm start)."""
         self.together: list[CellSearch] = [self]
-        """The searches that propose at the same time: one, or those of all budgets of a method and setting."""
+        """The searches that propose at the same time: this one, or those of all budgets of its method and setting."""
         self.search_over = False
         """Whether the strategy has no further stage; contest and confirm may follow."""
         self._repeats = 0

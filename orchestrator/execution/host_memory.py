@@ -9,7 +9,7 @@ from orchestrator.execution.packing import Capacity
 from orchestrator.study.settings.resources import ResourceSettings
 from trainables.federation.machine_memory import machine_bytes
 
-LANE_BYTES = 8 * 6  # per weight, lane and host, with the server's part: weights, releases, state, temporaries
+LANE_BYTES = 8 * 6  # for every weight, lane and host: weights, releases, state and temporaries, also the server's
 LANES_SHARE = 0.5  # of a node's memory; data and processes need the rest
 
 

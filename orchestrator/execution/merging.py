@@ -1,6 +1,7 @@
 """Merges results folders: parts of a study that were run separately, for example on several clusters.
 
-A trial's result is a pure function of its key, so it does not matter which part computed it.
+On one kind of device, a trial's result is a pure function of its key. On another kind of device, only its last bits may
+differ. So if several parts have computed a trial, any of their results can be used.
 """
 
 from __future__ import annotations

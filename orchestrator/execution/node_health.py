@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 PACK_FAILURES = 3  # a node is blocked after this many failed packs in a row, if other nodes work
-START_FAILURES = 3  # a node is refused if a slot failed this often to start there, and no slot started meanwhile
-STARTS_WITHIN_S = 300.0  # a new node whose first slot takes longer counts as used by other jobs
+START_FAILURES = 3  # a node is refused after a slot failed to start there this often, if none started meanwhile
+STARTS_WITHIN_S = 300.0  # a new node on which no slot has started within this time is assumed to be used by other jobs
 log = logging.getLogger("fedsweep")
 
 
@@ -123,7 +123,7 @@ class NodeHealth:
             log.warning("%s; the node gets no packs", reason)
 
     def pack_failed(self, node: str, pack: int, others_work: bool) -> None:
-        """`pack`: its origin. `others_work`: whether any pack has succeeded, and other nodes run packs."""
+        """`pack`: the pack's `origin`. `others_work`: whether any pack has succeeded, and other nodes run packs."""
         failed = self._failed_packs.setdefault(node, set())
         failed.add(pack)
         if len(failed) >= PACK_FAILURES and others_work and node not in self.blocked:

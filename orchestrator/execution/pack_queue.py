@@ -16,7 +16,7 @@ from trainables.federation.pack import PackGroup, pack_group
 from trainables.federation.trial_spec import TrialSpec
 from trainables.models.lanes import SHAPES
 
-NO_ROUND_YET_S = 30.0  # before this time, a pack that has computed no round is not hung: it may have to load rows
+NO_ROUND_YET_S = 30.0  # a pack without a computed round counts as hung this long after twice its expected time
 RECENT_PACKS = 7  # the number of packs that the pace is measured over
 WORTH_SPLITTING_S = 1.0  # a shorter pack is not split for an idle slot
 WELL_BALANCED = 1.1  # packs are split no further if slots end within this many times the shortest possible time
@@ -118,10 +118,11 @@ class PackQueue:
         return Pack(trials, work(trials, rows, self.capacity.size.device), resume_from)
 
     def add(self, trials: Iterable[TrialSpec]) -> None:
-        """Pack these trials and queue the packs. Packs that another stage waits for come first, so that these stages
-        start early. The others follow. Among both kinds, the longest come first, so that no slot starts a long pack
-        when the others end. Trials are only divided among slots that have no other pack to run: small packs cost more
-        per trial, and `balance` splits the last packs."""
+        """Pack these trials and queue the packs, behind packs that have run before. Packs that a later stage waits for
+        come before packs of the last stage, so that the later stages start early. Within each of these two kinds, long
+        packs come first, so that no slot starts a long pack when the other slots end. The number of packs is chosen for
+        the slots that have no pack in the queue: small packs cost more per trial, and `balance` splits the last
+        packs."""
         idle = replace(self.capacity, federations=max(1, self.capacity.federations - len(self.packs)))
         by_start: dict[int, list[TrialSpec]] = {}
         for trial in trials:
@@ -162,8 +163,8 @@ class PackQueue:
         return pack.work * self.pace if self.pace is not None else float("inf")
 
     def seconds_left(self, pack: Pack) -> float:
-        """Time left of a pack in flight, estimated from its own progress; infinite if it should have ended long ago and
-        has not computed a round."""
+        """Time left of a pack in flight, estimated from its own progress. Before its first round, this is its whole
+        estimated duration (`seconds`), or infinite if the pack should have ended long ago."""
         elapsed, done = time.monotonic() - pack.began, pack.reached_round - pack.first_round
         if done > 0:
             return elapsed / done * (pack.trials[0].last_round - pack.reached_round)

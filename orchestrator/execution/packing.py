@@ -17,7 +17,7 @@ from trainables.models.lanes import SHAPES
 
 AUTO_LANES = {"cpu": 128, "cuda": 2048}
 HOSTS_PER_FEDERATION = 4  # more hosts wait longer for one another; further cores run another federation
-BUSY_ENOUGH = 0.75  # share of the cores: smaller federations are chosen if larger ones would use fewer cores
+BUSY_ENOUGH = 0.75  # share of the cores: federations get fewer hosts if larger ones would use less than this share
 
 Node = Mapping[str, float]
 """A node's resources, by Ray's names."""

@@ -35,7 +35,8 @@ class Plan:
     strategies: int
     """Number of search variants per cell."""
     trials: dict[str, int]
-    """By stage; a trial that several cells or stages share counts once, as in `run`."""
+    """By stage. In a stage that starts at once, a trial that several cells or stages share counts once, as in `run`.
+    The trials of later stages are not known yet, and all of them count."""
     exact: bool
     """Whether exactly these trials run if none fails. If False, the number depends on results."""
     may_add_stages: bool

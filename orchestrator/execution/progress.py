@@ -39,7 +39,8 @@ class SweepProgress:
     trials_total: int
     """Including stages that have not started, as far as their size is known."""
     rounds_left: int
-    """Trial-rounds of the trials that have not ended. A trial that several searches wait for counts for each."""
+    """All rounds of the trials that have not ended, also in stages that have not started. A trial that several searches
+    wait for counts once per search."""
 
     @classmethod
     def of(cls, sweep: Sweep) -> SweepProgress:

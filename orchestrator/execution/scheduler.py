@@ -31,11 +31,11 @@ GIVE_UP_AFTER = 3  # the sweep stops after this many failed trials without any s
 LOST_WITH_NODES = 8  # a pack counts as failed after its node died this many times without a newer checkpoint
 PREFER_OTHERS_S = 30.0  # a failed pack waits this long for a slot on another node
 COMPARE_EVERY_S = 0.05  # per hundred packs in flight: least time between two balancings or two searches for slow packs
-COPY_TIMES = 1.5  # a pack in flight is copied if its time left is more than this many times that of a new attempt
+COPY_TIMES = 1.5  # a pack in flight is copied if its time left exceeds this many times a new attempt's, plus SHORT_S
 STALLED_AFTER_S = 60.0  # shortest time without progress after which a pack counts as stalled
 STALLED_TIMES = 5.0  # the same, in multiples of the longest pause between two reports so far; the longer time counts
 PACKS_TO_CHOOSE_FROM = 4  # full packs per slot: the searches of further cells start until this many wait
-SHORT_S = 5.0  # shorter packs are offered before a slot is free; longer ones can still be split until then
+SHORT_S = 5.0  # shorter packs are offered before a slot is free; longer ones are not, so that they can still be split
 log = logging.getLogger("fedsweep")
 
 
@@ -417,16 +417,16 @@ class Scheduler:
         return len(pack.failed_on) - self._failed_on_lost(pack) > PACK_RETRIES
 
     def _node_may_be_at_fault(self, pack: Pack) -> bool:
-        """Whether a pack that failed too often should be tried on another node: if it failed on one node only, or if no
-        pack has ended anywhere."""
+        """Whether a pack that failed too often should be tried on another node. This is so if it failed on one node
+        only or no pack has ended anywhere, and if there is another sound node."""
         failed_on = set(pack.failed_on) - self.health.lost
         doubtful = len(failed_on) == 1 or not self._any_success
         return self._failed_too_often(pack) and doubtful and self._has_other_sound_nodes(failed_on, 2)
 
     def _blocks_node(self, pack: Pack, node: str) -> bool:
-        """Block the node of a pack that failed too often there and nowhere else, if federations are spread: their packs
-        cannot be offered to other nodes only. A pack and its parts block one node at most, because they may be at fault
-        themselves. Returns whether the node was blocked."""
+        """If federations are spread, block the node of a pack that failed too often there and nowhere else, because the
+        pack cannot be kept off that node in another way. A pack and its parts block one node at most, because they may
+        be at fault themselves. Returns whether the node was blocked."""
         elsewhere = set(pack.failed_on) - {node, *self.health.lost}
         if self.queue.capacity.placement != "spread" or elsewhere or pack.origin in self._blocked_for:
             return False
@@ -480,7 +480,8 @@ class Scheduler:
             self._stop(reason)
 
     def _give_up(self, pack: Pack, reason: str) -> None:
-        """Split a pack that failed too often until the failing trial is alone, and record that trial as failed."""
+        """Split a pack that failed too often until the failing trial is alone, and record that trial as failed. Stop
+        the sweep instead if several trials have failed, no pack has ended, and no sound node is left."""
         if len(pack) > 1:
             log.warning("pack of %d trials failed and is split: %s", len(pack), reason)
             self.queue.halve(pack)

@@ -180,7 +180,7 @@ class Sweep:
             over = (each for each in group if each.search_over)
             self._resumed |= {other: None for each in over for other in each.neighbours if other in self._delayed}
             for other in group:
-                # a contest does not wait for the others that proposed with it
+                # a search whose contest follows does not wait for the other searches of its group
                 if other is not search and (other.search_over or search.search_over):
                     new += self._advance(other)
             if not any(opened):
@@ -275,8 +275,9 @@ def without_retryable_failures(
     *,
     warm_start: bool,
 ) -> dict[str, Outcome]:
-    """The outcomes, without the failed trials that can run again because no later stage depends on them yet. With warm
-    start, a contest depends on the searches of other cells, too."""
+    """The outcomes, without the failed trials that can run again because no later trial depends on them yet. With warm
+    start, a contest depends on the searches of other cells, too. In a strategy that extends its stages, the trials of
+    a stage depend on earlier ones of that stage."""
     by_name = {variant.name: variant for variant in variants}
     contests = {name for _, name, stage in stages if stage == "contest" and warm_start}
     final = set()

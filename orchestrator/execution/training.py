@@ -249,8 +249,9 @@ def train(
     hosts: int | None = None,
     on_round: Callable[[int, LaneResult], None] | None = None,
 ) -> Trained:
-    """Run the training on a new federation: in the Ray cluster at `address`; without an address, in this process if the
-    training is small or `hosts` is 1, else in a local Ray."""
+    """Run the training on a new federation in the Ray cluster at `address`. Without an address, the federation is in
+    this process if `hosts` is 1, or if `hosts` is None and the training is small; otherwise it is in the Ray that this
+    process is connected to, or in a new local Ray."""
     with open_federation(training.trial, training.problem, address, hosts) as federation:
         began, result = time.perf_counter(), LaneResult(training.trial.key)
         for t in range(1, training.trial.rounds + 1):

@@ -32,7 +32,7 @@ class Federation(Protocol):
 @contextmanager
 def open_federation(trial: TrialSpec, problem: Problem, address: str | None, hosts: int | None) -> Iterator[Federation]:
     """A federation that is ready to run the trial. `hosts`: number of client hosts; default: chosen by the size of the
-    run and the resources."""
+    run and the resources. With GPUs there is always one host."""
     if address is None and (hosts == 1 or (hosts is None and is_small(trial, problem))):
         with _in_process(trial, problem) as federation:
             yield federation

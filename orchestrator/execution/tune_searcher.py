@@ -61,7 +61,7 @@ def build(settings: TuneSettings) -> Any:
 
 
 def _searcher_class(name: str) -> type[Any]:
-    """Only Ray's own classes and those of plug-ins: a study file must not import other code."""
+    """The class with this name, only from Ray or a plug-in: a study file must not import other code."""
     from ray.tune.search import SEARCH_ALG_IMPORT, Searcher
 
     module, _, title = name.rpartition(".")

@@ -42,7 +42,7 @@ class _Write(threading.Thread):
                 self._storage.remove(self.name_of_checkpoint)
 
     def discard(self) -> None:
-        """Remove the checkpoint, now or once it is written, because its trials have ended."""
+        """Remove the checkpoint, now or once it is written, because it is not needed any more."""
         with self._lock:
             self._unwanted = True
             if self.ended:
@@ -98,7 +98,7 @@ class CheckpointWriter:
         return write.ended and write.error is None
 
     def end_pack(self) -> None:
-        """Discard a checkpoint that is still being written, because all trials of the pack have ended."""
+        """Discard a checkpoint that is still being written, because the pack has ended or was dropped."""
         self.poll()
         if self._write is not None:
             self._write.discard()

@@ -90,7 +90,8 @@ class PackStorage:
         return {name: keys for name, (_, keys) in self._headers(ENDING).items()}
 
     def paused_lanes(self) -> dict[str, tuple[str, int]]:
-        """File and round of every lane that may continue, by the full key of its trial; of several, the latest."""
+        """File and round of every lane that may continue, by the full key of its trial. If several files have a
+        lane, the one of the latest round counts."""
         found = [(t, key, name) for name, (t, keys) in self._headers(PAUSED).items() for key in keys]
         return {key: (name, t) for t, key, name in sorted(found)}
 

@@ -92,8 +92,8 @@ class ClientHost:
 
     def prepare(self, work: ClientWork) -> torch.Tensor:
         """The sum, on the exact grid, of what the clients release before the first round. The server calls this up to
-        three times: for the lengths of the rows if they scale the features, for the mean of the features if it centres
-        them, and for what the program prepares."""
+        three times: for the lengths of the rows if features are scaled, for the mean of the features if they are
+        centred, and for what the program prepares."""
         with flush_denormals():
             self._load(work)
             lanes = self._lanes(work)
@@ -185,7 +185,7 @@ class ClientHost:
     def _load(self, work: ClientWork) -> None:
         """Load the clients' rows and centre them, unless this is done already."""
         clients, sizes = work.assignment[self.index], work.data.sizes
-        # on a CPU one client per batch: samples vary in size, and clients that do not take part must not be computed
+        # on a CPU, one client per batch: samples vary in size, and clients that do not take part need not be computed
         apart = work.program.samples or work.program.participation < 1
         # rows are rounded to `precision` after centring; a network centres the inputs of its head, not its rows
         model = work.data.model

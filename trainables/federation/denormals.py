@@ -24,7 +24,7 @@ _DEPTH = _Depth()
 
 @contextlib.contextmanager
 def flush_denormals() -> Iterator[None]:
-    """In this thread, inside the block only: the caller's own arithmetic is not affected. Blocks may be nested."""
+    """Flush denormals in this thread while the block runs, and not after it. Blocks may be nested."""
     _DEPTH.now += 1
     torch.set_flush_denormal(True)
     try:

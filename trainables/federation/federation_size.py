@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class FederationSize:
-    """The processes of a federation and their resources, which never change a result."""
+    """The processes of a federation and their resources. Only the kind of device can change a result."""
 
     hosts: int = 1
     cpus_per_host: float = 1.0

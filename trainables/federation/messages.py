@@ -32,8 +32,8 @@ class Report:
     number: int
     kind: Literal["alive", "started", "progress", "ended", "too large", "handed back", "dropped", "lost"]
     """alive: a heartbeat without news. handed back: the slot's node is about to leave the cluster. dropped: this
-    attempt is no longer needed, for example because another slot has finished the pack. lost: sent by the desk, if a
-    slot died before it received the pack."""
+    attempt is no longer needed, for example because another slot has finished the pack. lost: sent by the desk, if
+    the slot's process died after the desk had handed it the pack."""
     round: int = 0
     """The last round computed."""
     running: int = 0

@@ -34,9 +34,9 @@ _plan = lru_cache(maxsize=MOST_PLANS)(PrivacyPlan.calibrate)
 
 
 def pack_group(trial: TrialSpec) -> PackGroup:
-    """Trials of one group can share a pack. They have the same data, client program, rounds, aggregation, clipping,
-    secret participation, precision, noise key, metrics and hyperparameters of the model. Preprocessing is the same,
-    too, except for its shares of the budget."""
+    """Trials of one group can share a pack. They have the same problem, client program, rounds, rounds of evaluation,
+    aggregation, clipping, secret participation, precision, noise key, metrics and hyperparameters of the model.
+    Preprocessing is the same, too, except for its shares of the budget."""
     clipping, participation = trial.privacy.clipping, trial.privacy.secret_participation
     features = f"{trial.aggregate}:{clipping}:{participation}:{trial.precision}:{trial.noise_key}"
     if trial.preprocess.center:
@@ -78,7 +78,7 @@ def with_preprocessing(events: tuple[Event, ...], trial: TrialSpec) -> tuple[Eve
 @lru_cache(maxsize=MOST_PLANS)
 def _with_shares(events: tuple[Event, ...], preprocess: Preprocess, factor: float) -> tuple[Event, ...]:
     center, scale = preprocess.center, preprocess.scale
-    # sums of clients, or means of users, are added without weights
+    # equal weights: at record level the clients' sums are added, at user level their means
     extra = []
     if center:
         extra.append(Event(CENTRE, 1, preprocess.bound * factor, share=center, equal_weights=True))
@@ -224,7 +224,8 @@ class ClientWork:
     seeds: NDArray[np.int64]
     clip: NDArray[np.float32]
     noise_std: Mapping[str, NDArray[np.float32]]
-    """Standard deviations of the noise that each client adds to its sum, by purpose; one per lane."""
+    """Standard deviations of the noise that each client adds to its sum, or at user level to its mean or update, by
+    purpose; one per lane."""
     hypers: Mapping[str, NDArray[np.float32]]
     """The hyperparameters that the program uses, per lane."""
     lanes: tuple[str, ...]

@@ -19,7 +19,7 @@ from trainables.federation.checkpoints import (
 from trainables.federation.messages import Order, Report
 
 CHUNK_S = 0.5  # target duration of the rounds between two reports
-LOAD_S = 60.0  # time limit for loading the checkpoint that a pack resumes from
+LOAD_S = 60.0  # time limit for loading the checkpoint that a pack resumes from, or the lanes that it continues
 SAVE_S = 10.0  # time limit for saving the lanes of trials that stopped early
 HAND_BACK_S = 8.0  # time limit for the checkpoint when the node is about to leave; clouds give 15 s or more of notice
 
@@ -101,7 +101,8 @@ class PackRunner:
         return self._report("dropped")
 
     def _open(self, order: Order) -> None:
-        """Open the pack on the federation. If its checkpoint cannot be used, the pack starts from round 0."""
+        """Open the pack on the federation. If its checkpoint cannot be loaded, the pack continues the lanes of shorter
+        trials, if there are any. If these cannot be loaded, or what was loaded does not fit, it starts from round 0."""
         checkpoint = self._load(order.resume_from) if order.resume_from else None
         paused = self._load_paused(order.continue_from) if checkpoint is None else []
         try:

@@ -25,7 +25,8 @@ class Problem:
     x_eval: NDArray[np.float32]
     y_eval: NDArray[np.int64]
     clients_eval: NDArray[np.int64] | None = None
-    """The client of every row that evaluates the model, where the data set defines clients."""
+    """The client of every row that evaluates the model. None unless the partition is `explicit` and the data set names
+    the clients of its test rows."""
 
     @classmethod
     def prepare(cls, data: FeatureSet, spec: ProblemSpec) -> Problem:

@@ -71,7 +71,7 @@ class Server:
         checkpoint: bytes | None = None,
         paused: Sequence[bytes] = (),
     ) -> None:
-        """Start a pack, or resume it from `checkpoint`, or continue lanes of packs that stopped early."""
+        """Start a pack, resume it from `checkpoint`, or continue the lanes of packs that stopped early (`paused`)."""
         if len({pack_group(trial) for trial in trials}) > 1:
             raise ValueError("these trials cannot share a pack")
         if any(trial.problem.key != data.key for trial in trials):
@@ -295,7 +295,7 @@ class Server:
                 self._results[trial.key].correct = row.tobytes()
 
     def _measure_scores(self, labels: torch.Tensor) -> None:
-        """The trials' further metrics, lane by lane: a lane's bits do not depend on the others."""
+        """Compute the trials' further metrics lane by lane, so that no lane's result depends on other lanes."""
         wanted = [metrics.get(name) for name in self.trials[0].metrics]
         if not wanted:
             return

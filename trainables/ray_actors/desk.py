@@ -42,7 +42,7 @@ class Advice(NamedTuple):
 
     action: Literal["hand back", "drop", ""]
     """What the slot should do with its pack: hand it back because one of its nodes is about to leave, or drop it
-    because another slot was faster."""
+    because its results are no longer needed."""
     pace: Pace
 
 
@@ -62,8 +62,8 @@ class _Request:
 class PackDesk:
     def __init__(self) -> None:
         self._orders: dict[int, Order] = {}
-        """Packs that no slot has taken, by number, oldest first. None of them may run on the nodes of a slot that
-        waits."""
+        """Packs that no slot has taken, by number, oldest first. The slots that wait may take none of them
+        (`Order.not_on`)."""
         self._reports: list[Report] = []
         self._excluded_nodes: set[str] = set()
         """Nodes that get no packs: they are blocked or about to leave."""
@@ -91,7 +91,8 @@ class PackDesk:
         code: str = "",
         last: Report | None = None,
     ) -> Order | Literal["leave"] | None:
-        """The next pack as soon as there is one; None after the timeout. "leave": a slot on these nodes gets none.
+        """The next pack as soon as there is one. None after the timeout, or if the desk is closed. "leave" if one of
+        the nodes gets no packs.
 
         `nodes`: those of the slot and its federation, the slot's own first. `accelerator`: the model of its GPUs.
         `code`: the digest of its code. `last`: the final report about the slot's last pack.

@@ -133,8 +133,8 @@ class ServerActor(CheckedActor):
         return getattr(self._server, method)(*arguments)
 
     def progress(self, until: int) -> Progress:
-        """With pickled results: for 2,048 lanes, every process on the way would take 0.1 s to unpickle and pickle them
-        again."""
+        """Run rounds, as `Server.progress` does. The results are pickled here: otherwise every process that passes on
+        the results of 2,048 lanes would take 0.1 s to unpickle and pickle them."""
         progress = self._server.progress(until)
         return replace(progress, results=pickle.dumps(progress.results))
 
@@ -200,7 +200,7 @@ class RayFederation:
         return {"scheduling_strategy": strategy}
 
     def lanes_that_fit(self, trials: Sequence[TrialSpec], data: Any) -> int | None:
-        """None: no limit, as on a CPU."""
+        """How many trials like these fit into the memory of the GPUs; None: no limit, as on a CPU."""
         if self.size.device == "cpu":
             return None
         return self._wait(self._server.call.remote("lanes_that_fit", list(trials), data, self.size.gpus_per_host))

@@ -56,9 +56,9 @@ class PackSlot(tune.Trainable):
         self._next_hand_back = 0.0
         """The time before which the pack is not handed back."""
         self._references: set[Any] = set()
-        """To the data of all packs so far. Ray can lose an object whose last reference here is dropped by one thread
-        while another thread receives it again: a call with that argument is then never sent. The driver keeps these
-        objects in any case."""
+        """References to the data of all packs so far. If one thread drops the last reference to an object in this
+        process while another thread receives a new one, Ray can lose the object: a call with that argument is then
+        never sent. These references keep nothing alive that the driver would not keep anyway."""
         try:
             if code is not None:
                 code_identity.check(code, code_identity.package_identity(), self._node)
@@ -98,7 +98,7 @@ class PackSlot(tune.Trainable):
                 self._advice = (order.number if order else 0, advice)
 
     def _with_unsent(self, report: Report | None) -> Report | None:
-        """The report with the notes of an earlier one that was not sent; without a report, the earlier one."""
+        """This report, with the notes of the unsent report. If this report is None: the unsent report."""
         with self._lock:
             unsent, self._unsent = self._unsent, None
         if report is None or unsent is None:

@@ -42,7 +42,7 @@ class SweepRun:
     """On the clock of `time.monotonic`."""
 
     def stop_reason(self) -> str:
-        """Why the run should stop; raises KeyboardInterrupt if it should stop at once."""
+        """Why the run should stop; empty if it should not. Raises KeyboardInterrupt if it should stop at once."""
         if (request := self.location.stop_requested()) == "now":
             log.warning("cancelled: stopping now")
             raise KeyboardInterrupt
@@ -85,7 +85,7 @@ def session_facts(capacity: Capacity) -> dict[str, str]:
 @contextlib.contextmanager
 def scheduling(sweep_run: SweepRun, capacity: Capacity, health: NodeHealth | None = None) -> Iterator[Scheduler]:
     """A scheduler that Ctrl-C stops. At the end of the block, the checkpoints are removed unless trials can continue
-    from them."""
+    from them, and an error is raised if the scheduler has found that no trial can run."""
     storage = sweep_run.location.checkpoints
     storage.create()
     scheduler = Scheduler(sweep_run.sweep, capacity, sweep_run.on_change, storage, health)

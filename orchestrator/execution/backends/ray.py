@@ -18,9 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-# Tune reads these when it is imported. They turn off its Ctrl-C handler, and its loggers, checkpoints and output,
-# because results go to the ledger. Tune warns only of operations that take a minute. The placement groups of up to
-# 1,000 slots may be pending.
+# Tune reads these when it is imported. Results go to the ledger, so Tune writes no logs, prints no output and saves its
+# state only once a day. Its Ctrl-C handler is off. It warns only of operations that take more than a minute, and up to
+# 1,000 slots may wait for their placement groups.
 os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
 os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "86400")
 os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")
@@ -69,7 +69,7 @@ REPORT_WAITING_EVERY_S = 30.0
 WAIT_FOR_CLUSTER_S = 900.0  # until the cluster is large enough for a federation
 WAIT_FOR_NODES_S = 60.0  # for lost nodes to return, before the sweep adapts to those that are left
 DESK_TIMEOUT_S = 120.0
-DESKS_IN_A_ROW = 5  # the sweep stops after this many lost desks without a finished trial
+DESKS_IN_A_ROW = 5  # the sweep stops after it has lost this many desks and no trial has ended meanwhile
 MOST_SLOTS = 10_000  # concurrent calls that the desk accepts, one per slot; Ray's default is 1,000
 SLOT_TIMEOUT_S = 120.0  # shortest time without a heartbeat before a slot is killed; long rounds do not delay heartbeats
 SLOT_TIMEOUT_TIMES = 60.0  # the same, in heartbeat intervals, which grow with the number of slots
@@ -176,7 +176,8 @@ def run_slots(
     start: Callable[[], Any] | None = None,
     health: NodeHealth | None = None,
 ) -> None:
-    """Run all trials that have not ended. Returns when all have ended, or when the run was stopped.
+    """Run all trials that have not ended. Returns when all have ended, or when the run was stopped. Raises a
+    `RestartError` if the slots must be restarted.
 
     `elastic`: nodes may join the cluster. `start`: starts a slot's federation; default: a federation of Ray
     actors."""

@@ -174,8 +174,9 @@ def _with_plugins() -> dict[str, Any]:
 
 
 def _resolve(address: str) -> str:
-    """The address as HOST:PORT. For `auto`, Ray takes it from a file that every user of this machine can write, or from
-    the command lines of all users' processes. The cluster there would get this user's token, so `_is_own` must hold."""
+    """The address as HOST:PORT. For `auto` without RAY_ADDRESS, Ray takes it from a file that every user of this
+    machine can write, or from the command lines of all users' processes. The cluster there would get this user's token,
+    so `_is_own` must hold."""
     from orchestrator.execution.cluster.ray_internals import canonicalize_bootstrap_address
 
     resolved = canonicalize_bootstrap_address(address)
