@@ -30,8 +30,8 @@ SEEDS = tuple(FIRST_EVALUATION_SEED + k for k in range(20))
 
 class LiveTask:
     """A problem for hyperparameter tuners: one method at one budget in one setting. The value of a configuration is its
-    mean accuracy over many seeds, computed on request. Trials run in packs in the calling process, which runs each
-    once."""
+    mean accuracy over many seeds, computed on request. Trials run in packs in the calling process; a `LiveTask`
+    runs each trial once."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class LiveTask:
         return lambda trial: self.value(suggest(self.space, trial))
 
     def tune_trainable(self) -> Callable[[dict[str, Any]], None]:
-        """A trainable for `tune.Tuner`, whose `config` is the configuration, without what the study fixes."""
+        """A trainable for `tune.Tuner`. `config` is the configuration; values that the study fixes may be left out."""
 
         def trainable(config: dict[str, Any]) -> None:
             from ray import tune

@@ -55,12 +55,13 @@ class Results:
 
     @property
     def configurations(self) -> pd.DataFrame:
-        """One row per configuration and stage: number of trials, how many are done, mean and std of the scores."""
+        """One row per configuration and stage: number of seeds, number of trials that are done, mean and std of the
+        scores."""
         return frames.configurations(self.trials)
 
     @property
     def rounds(self) -> pd.DataFrame:
-        """One row per trial and evaluated round, one column per metric."""
+        """One row per stage, ended trial and evaluated round; one column per metric."""
         return self._read(frames.rounds)
 
     @property

@@ -39,7 +39,8 @@ class Account:
     delta: float
     """The delta of all these eps."""
     noise_multiplier: float
-    """The papers' sigma_g: the standard deviation of a client's noise is clip sigma_g / sqrt(clients)."""
+    """The papers' sigma_g, of the method's first kind of release: a client's noise has the standard deviation
+    clip sigma_g / sqrt(clients)."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Model:
 
     @property
     def accuracy(self) -> float | None:
-        """Accuracy after the last round, in percent; None if the labels are not classes."""
+        """Accuracy after the last evaluated round, in percent; None if the labels are not classes."""
         by_round = self.metrics.get("accuracy") or {}
         return by_round[max(by_round)] if by_round else None
 

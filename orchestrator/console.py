@@ -1,4 +1,4 @@
-"""Output of the commands. Results (text or JSON) to standard output, messages to standard error."""
+"""Output of the commands. Results (text or JSON) go to standard output, messages to standard error."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Imported first by the command line: removes the current folder from Python's search path.
 
 `python -m` and `python -c` search the current folder before everything else, so a `torch.py` in a downloaded results
-folder would be executed. The folder stays if the user named it in PYTHONPATH or if it is the folder of this program.
-An editable install may add a placeholder, a relative path that does not exist. It stays, unless the current folder
-holds a file of that name: libraries would load entry points from that file.
+folder would be executed. The folder stays if PYTHONPATH holds its absolute path or if it is the folder of this
+program. An editable install may add a placeholder, a relative path that does not exist. It stays, unless the current
+folder holds a file of that name: libraries would load entry points from that file.
 
 This module imports only modules that are loaded already.
 """

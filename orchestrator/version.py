@@ -4,7 +4,7 @@ from importlib import metadata
 
 
 def version() -> str:
-    """ "unknown" in a checkout that is not installed."""
+    """The version, or "unknown" in a checkout that is not installed."""
     try:
         return metadata.version("fedsweep")
     except metadata.PackageNotFoundError:

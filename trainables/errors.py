@@ -10,7 +10,7 @@ class UserError(Exception):
     """Bad input. The message is one sentence with the name and value at fault; the command exits with 2."""
 
 
-LOAD_A_PLUGIN = "; --import MODULE loads a plug-in's"
+LOAD_A_PLUGIN = "; --import MODULE adds those of a plug-in"
 """The end of a sentence about an unknown name, where plug-ins can add names."""
 
 

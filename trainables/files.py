@@ -44,7 +44,7 @@ def replacing(path: Path, *, mode: int = PUBLIC, durable: bool = False) -> Itera
             error.filename, error.filename2 = str(path), None  # the name that the user knows
         raise
     finally:
-        with contextlib.suppress(OSError):  # the reason is known already, or there is nothing to remove
+        with contextlib.suppress(OSError):  # an error here must not hide the first one
             temporary.unlink(missing_ok=True)
 
 
@@ -138,7 +138,7 @@ def user_folder(variable: str, *default: str) -> Path:
 
 def trusted_user_folder(variable: str, *default: str) -> Path:
     """`user_folder` for files that are executed or trusted; it is made if it does not exist. Raises RuntimeError if
-    another user can replace its content, as with an inherited $HOME."""
+    another user can replace its content, for example because sudo kept that user's $HOME."""
     folder = user_folder(variable, *default)
     folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
     if (other := replaceable_part(folder)) is not None:
@@ -148,7 +148,8 @@ def trusted_user_folder(variable: str, *default: str) -> Path:
 
 def replaceable_part(path: Path) -> Path | None:
     """The first folder, file or link on the way to `path` that belongs to neither this user nor root, or that everyone
-    may write to (except sticky folders). None if there is none; parts after one that does not exist are not checked."""
+    may write to (except sticky folders), or the link after MOST_LINKS others. None if there is none; parts after one
+    that does not exist are not checked."""
     current, parts, links = Path("/"), list(path.absolute().parts[:0:-1]), 0
     while parts:
         part = parts.pop()

@@ -14,7 +14,7 @@ from trainables.errors import UserError
 from trainables.urls import shown, shown_url
 
 MOST_VALUES = 200_000
-"""Most values of a study file with its aliases expanded: a few lines of aliases can expand to billions."""
+"""Most values of a file with its aliases expanded: a few lines of aliases can expand to billions."""
 
 LONGEST_SHOWN = 1 << 18  # characters; a study file has thousands
 PROPERTIES = re.compile(r"(?:[&!]\S*\s+)*")  # the anchor and the tag of a value
@@ -64,7 +64,8 @@ def read_yaml(text: str, file: str) -> tuple[Any, Any]:
 
 
 def _count(node: Any, file: str, known: dict[int, int | None]) -> int:
-    """Number of values of a node, with aliases expanded. `known`: by node; None while it is being counted."""
+    """Number of values of a node, with aliases expanded. `known`: the counts by `id` of the node; None while a
+    node is being counted."""
     if id(node) not in known:
         known[id(node)] = None
         inside = node.value if isinstance(node, yaml.CollectionNode) else []

@@ -16,7 +16,7 @@ OWN_FOLDERS = tuple(
 )
 LIBRARIES = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib"))
 ENVIRONMENT_ERRORS = ("OutOfMemoryError", "AcceleratorError", "ClientStateLostError")
-"""Names of exceptions that may not occur in another attempt. Names, because torch is not imported here."""
+"""Names of exceptions that another attempt may avoid. Names, because torch is not imported here."""
 
 
 class PluginError(UserError):
@@ -26,9 +26,9 @@ class PluginError(UserError):
 
 @contextlib.contextmanager
 def plugin_errors(what: str, *, retry_environment: bool = False) -> Iterator[None]:
-    """Turn exceptions of `what` (such as "method dp-mine") into `PluginError`. `retry_environment`: leave errors of the
-    machine, such as a full disk or too little memory, as they are, because another attempt may succeed. Without it,
-    only a `UserError` is left as it is."""
+    """Turn exceptions of `what` (such as "method dp-mine") into `PluginError`. `retry_environment`: leave only
+    errors of the machine as they are, such as a full disk or too little memory, because another attempt may succeed.
+    Without it, leave only a `UserError` as it is."""
     try:
         yield
     except PluginError:

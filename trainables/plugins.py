@@ -67,7 +67,8 @@ def use(name: str) -> None:
 
 
 def use_function(name: str) -> tuple[Callable[[], object], str]:
-    """Load a function that the user names, MODULE:FUNCTION or FILE.py:FUNCTION, and the hash of its code."""
+    """Load a function that the user names, MODULE:FUNCTION or FILE.py:FUNCTION. Returns it and the hash of its
+    plug-in's code."""
     module, _, function = name.rpartition(":")
     if not module or not function:
         raise UserError(f"{name!r} names no function; write MODULE:FUNCTION or FILE.py:FUNCTION")

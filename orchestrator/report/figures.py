@@ -1,4 +1,5 @@
 """Figures from the ledger: the score by round, by privacy budget, and by the number of clients if a study varies it.
+Where the data set names the client of every test row, also the accuracy by client.
 
 The same ledger gives the same files, byte for byte: nothing in them depends on the date or the process.
 """
@@ -229,7 +230,8 @@ def _figure(results: Results, drawing: Drawing) -> Figure:
 
 @dataclass(frozen=True)
 class _Legend:
-    """Position and columns of a legend; in inches, what it adds above or beside the panels, and its height there."""
+    """The place of a legend, its number of columns, and its size in inches: the height that it adds above the panels,
+    or the width that it adds beside them and its height there."""
 
     place: str
     columns: int

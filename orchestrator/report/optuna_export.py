@@ -57,7 +57,7 @@ def _connected(file: Path) -> sqlite3.Connection:
 
 
 def _remove_earlier_export(file: Path) -> None:
-    """Raises UserError if there is a file that no export has written."""
+    """Remove the files of an earlier export, and links in their place; raises UserError for other files."""
     present = [path for ending in ("", "-journal", "-wal", "-shm") if os.path.lexists(path := Path(f"{file}{ending}"))]
     foreign = [path for path in present if not path.is_symlink()]
     if foreign and not _is_export(file):
@@ -81,8 +81,8 @@ def _name(cell: CellResult) -> str:
 
 
 def _trial(ledger: Ledger, cell: CellResult, configuration: Configuration, found: Mapping[str, Any]) -> FrozenTrial:
-    """A configuration with all its seeds. It fails if one seed diverged or failed, because a mean over the others would
-    be too good."""
+    """A configuration with all its seeds. Its state is FAIL if one seed diverged or failed, because a mean over the
+    others would be too good, and PRUNED if the strategy stopped it early."""
     from optuna.trial import TrialState, create_trial
 
     metric, choice = cell.objective.metric, cell.search.choice

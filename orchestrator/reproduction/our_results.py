@@ -44,7 +44,7 @@ class OurResult:
     """Which test rows the first confirm seed classifies correctly, packed bits."""
     test_rows: int | None = None
     seconds_per_round: tuple[float, ...] = ()
-    """By confirm run: its share of the pack's time."""
+    """For every confirm run, its share of the pack's time, divided by its rounds."""
 
     @property
     def dataset(self) -> str:

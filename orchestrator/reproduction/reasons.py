@@ -150,7 +150,7 @@ def _other_winner(case: Case) -> str:
     """Another search, which chose another configuration, gives the paper's number."""
     match = case.match
     for other in case.same_method:
-        closer = abs(other.difference) < abs(match.difference) / 2  # not only agreeing because its std is larger
+        closer = abs(other.difference) < abs(match.difference) / 2  # a larger std alone can make it agree
         if not match.same_search(other) and other.ours.plain and closer and other.agrees:
             return (
                 f"The chosen configuration decides: the winner of study {other.ours.study} ({other.ours.strategy}) "

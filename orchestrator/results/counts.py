@@ -51,7 +51,7 @@ def recount(db: sqlite3.Connection) -> None:
 
 
 def are_right(db: sqlite3.Connection) -> bool:
-    """Whether the counts are those of the trials and stages."""
+    """Whether the counts by stage and state are those of the trials and stages. `origins` is not checked."""
     counted = db.execute(f"SELECT * FROM ({COUNTED}) ORDER BY 1, 2, 3, 4").fetchall()
     return counted == db.execute("SELECT * FROM counts WHERE trials != 0 ORDER BY 1, 2, 3, 4").fetchall()
 

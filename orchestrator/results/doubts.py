@@ -9,7 +9,8 @@ NOISY = 1.05
 
 
 def noise_to_signal(noise: float, signal: float, rounds: int) -> float:
-    """Over all rounds: the noise of T rounds adds up to sqrt(T) times that of one round, gradients to T times."""
+    """The ratio of noise to signal over all rounds: the noise of T rounds adds up to sqrt(T) times that of one round,
+    gradients to T times. `noise`, `signal`: their norms in one round. 0 if the signal is 0 or unknown."""
     return noise / (signal * math.sqrt(rounds)) if signal > 0 else 0.0
 
 

@@ -60,7 +60,7 @@ def damaged_trials(results: Path | str) -> list[str]:
 
 
 def counts_are_right(results: Path | str) -> bool:
-    """Whether the counts that `status` shows are those of the trials."""
+    """Whether the counts of trials by stage and state, which `status` shows, are right."""
     with results_location(results).open_for_reading() as folder, Ledger.read(folder) as ledger:
         return ledger.counts_are_right()
 

@@ -34,7 +34,7 @@ def names(cell: SearchedCell) -> dict[str, str | float]:
 
 
 def trials(ledger: Ledger, results: Results) -> pd.DataFrame:
-    """One row per trial that has ended: its configuration, state, scores and privacy account."""
+    """One row per stage and ended trial: its configuration, state, scores and privacy account."""
     metrics = results.study.trial_metrics
     lines = [
         {
@@ -54,7 +54,8 @@ OF_ONE_RUN = {"key", "seed", "state", "reason", "rounds", "accuracy", "loss", "s
 
 
 def configurations(of_trials: pd.DataFrame) -> pd.DataFrame:
-    """One row per configuration and stage: its seeds, its finished trials, and mean and deviation of the metrics."""
+    """One row per configuration and stage: number of seeds, number of trials that are done, and mean and sample
+    standard deviation of the metrics."""
     same = [name for name in map(str, of_trials) if name not in OF_ONE_RUN and not name.startswith("epsilon_")]
     found = of_trials.groupby(same, dropna=False, sort=False)
     measured = [name for name in map(str, of_trials) if name in METRICS]
@@ -68,7 +69,7 @@ def configurations(of_trials: pd.DataFrame) -> pd.DataFrame:
 
 
 def rounds(ledger: Ledger, results: Results, stage: str | None = None) -> pd.DataFrame:
-    """One row per trial and evaluated round, one column per metric; of one stage, or of all."""
+    """One row per stage, ended trial and evaluated round; one column per metric. `stage`: None for all stages."""
     lines = []
     for cell, name, row in _ended(ledger, results, stage):
         here = _names(cell, name, row, row.content)

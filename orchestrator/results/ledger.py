@@ -294,8 +294,8 @@ class Ledger:
     def write(
         cls, folder: Path, *, private: bool = False, keeps_log: bool = False, page_cache_mb: int = PAGE_CACHE_MB
     ) -> Iterator[Ledger]:
-        """For the one process that runs the study. `private`: only this user can read the folder. `keeps_log`: this
-        connection does not merge SQLite's write-ahead log into the ledger; `RemoteLedger` does."""
+        """For the one process that writes, such as the driver. `private`: only this user can read the folder.
+        `keeps_log`: this connection does not merge SQLite's write-ahead log into the ledger; `RemoteLedger` does."""
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=files.PRIVATE_FOLDER if private else 0o777)
         except OSError as error:

@@ -38,7 +38,7 @@ STOP_FILES: dict[StopRequest, str] = {"now": "cancel.now", "after packs": "cance
 """A request is a file that exists, whatever it contains. So no request is lost or misread while it is written, or while
 another one is taken. If both files exist, the first of this mapping counts."""
 NOT_UPLOADED = (LEDGER, f"{LEDGER}-wal", f"{LEDGER}-shm", "ledger.lock", *STOP_FILES.values())
-"""Files of the working copy. The ledger has its own upload."""
+"""Files that stay in the working copy; `RemoteLedger` uploads the ledger and its log."""
 
 
 def _stop_file(now: bool) -> str:
@@ -65,7 +65,7 @@ class ResultsLocation:
 
     @contextlib.contextmanager
     def open_for_writing(self) -> Iterator[ResultsLocation]:
-        """For the one process that runs the study."""
+        """For the one process that writes, such as the driver."""
         yield self
 
     def protect(self) -> None:
@@ -77,7 +77,8 @@ class ResultsLocation:
         yield self.folder
 
     def request_stop(self, now: bool = False) -> None:
-        """Ask the running driver to finish the packs in flight and exit, as after Ctrl-C; `now`: as after two."""
+        """Ask the running driver to finish the packs in flight and exit, as after Ctrl-C; `now`: to exit at once, as
+        after a second Ctrl-C."""
         try:
             os.close(open_in_place(self.folder / _stop_file(now), os.O_WRONLY))
         except OSError as error:

@@ -50,7 +50,7 @@ class Holder(NamedTuple):
 
     @classmethod
     def parse(cls, content: bytes) -> Holder:
-        """Raises ValueError for an invalid token: tokens become parts of paths."""
+        """Raises ValueError for an invalid name, and for an invalid token, because tokens become parts of paths."""
         fields = json.loads(content)
         name, token, alive = str(fields["holder"]), str(fields["token"]), float(fields["alive"])
         if not TOKEN.fullmatch(token) or not name.isprintable():
@@ -134,7 +134,9 @@ class RemoteLock:
             return
         try:
             self._write(self._path, IfMatch=self._version)
-        except OSError as error:  # the lock has changed: perhaps this driver's own write, whose answer was lost
+        except OSError as error:
+            # the lock has changed, perhaps by a write of this driver whose answer was lost; or the storage has no
+            # conditional writes (ENOSYS)
             supported = error.errno != errno.ENOSYS
             self._version = self._files.info(self._path)["ETag"] if supported else ""
             self.check()

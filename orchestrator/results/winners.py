@@ -84,7 +84,7 @@ class SearchResult:
     more_to_come: bool
     """Whether stages that are not open yet contribute to the missing trials, so that their number may change."""
     digest: str = ""
-    """Of its trials, if they were verified; while it is the same, so is this result."""
+    """Digest of its trials; while the digest is the same, so is this result. Empty if the trials were not verified."""
     worst_epsilon: float | None = None
     """The largest claimed or actual eps of the runs of a private search; None for others, and before it begins."""
 
@@ -163,15 +163,15 @@ class Results:
     cells: tuple[CellResult, ...]
     """In the order of the tables: setting, epsilon, method, variant."""
     states: Counter[str]
-    """Number of ended trials of these cells, by state."""
+    """Number of ended trials in all stages of the ledger, by state; of a private study, those that may be shown."""
     records: Mapping[str, int]
     """By data set, the group of records it belongs to: data sets of one group are about the same records."""
     client_rows: Mapping[SettingId, ClientRows]
     """Rows by client, of the settings whose test rows have clients."""
     class_counts: Mapping[SettingId, Sequence[Sequence[int]]]
-    """Train rows of every class at every client; empty for a private search."""
+    """Train rows of every class at every client, in the partition with the highest seed; empty for a private search."""
     surfaces: tuple[StudySurface, ...] = ()
-    """One for every method that the strategy `surface` has searched, by setting."""
+    """One for every setting and method that the strategy `surface` has searched."""
 
     @cached_property
     def settings(self) -> tuple[str, ...]:

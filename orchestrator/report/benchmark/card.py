@@ -16,7 +16,7 @@ NOTES = f"""
 - Rows with `split` validation belong to the search; rows with `split` test belong to the winners.
 - All runs with the same seed share their noise: two configurations on one seed are compared under the same draw.
 - The grid is a union of a coarse and a fine grid, so not every combination of values exists.
-- `accuracy` is empty if a run diverged.
+- A run that diverged (`state`) has rows up to the round in which this was found. Its scores of that round mean nothing.
 - Private training was simulated on public data. On private data, publishing all runs would cost far more than the ε of
   one run.
 

@@ -99,8 +99,8 @@ class Task:
         return tuple(configuration.get(name) for name in self.axes)
 
     def curve(self, configuration: Mapping[str, Any]) -> dict[int, float] | None:
-        """The metric by round, averaged over seeds; None for a combination that was never run. Hyperparameters that are
-        not axes are ignored."""
+        """The metric by round, averaged over the seeds that have a value; None for a combination that was never run.
+        Hyperparameters that are not axes are ignored; a name that is not in the table is an error."""
         unknown = [name for name in configuration if name not in self.axes and f"{HYPER}{name}" not in self.trials]
         if unknown:
             raise UserError(f"hyperparameter {unknown[0]!r} is not in the table; it has: {', '.join(self.axes)}")
@@ -110,8 +110,8 @@ class Task:
 
     def optuna_objective(self, rounds: int | None = None) -> Callable[[optuna.Trial], float]:
         """An objective for Optuna's `study.optimize`. Axes are categorical, and rounds are reported as steps, for
-        pruners. A combination that was never run, diverged, or was stopped by halving is pruned. `rounds`: the round to
-        stop after; default: the last."""
+        pruners. A combination is pruned if it was never run, if its last value is nan, or if halving stopped it.
+        `rounds`: the round to stop after; default: the last."""
 
         def objective(trial: optuna.Trial) -> float:
             import optuna

@@ -103,7 +103,8 @@ def grouped(ledger: Ledger, cell: CellResult, stages: Iterable[str]) -> list[Con
 
 
 def values_of(trial: Mapping[str, Any]) -> dict[str, HyperValue]:
-    """Everything that a search can vary: hyperparameters, the clip, and the number of rounds actually run."""
+    """Everything that a search can vary: hyperparameters, the clip, and the number of rounds to run, which is
+    smaller in stages that stop trials early."""
     rounds = trial["stop_after"] or trial["rounds"]
     return {**trial["hyperparameters"], "clip": trial["privacy"]["clip"], "rounds": rounds}
 

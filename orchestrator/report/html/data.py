@@ -310,7 +310,7 @@ class _Cell:
 
     def _importance(self, stage: str, found: Sequence[Configuration]) -> list[dict[str, Any]]:
         """Importance of the hyperparameters in one stage, because each stage is a grid and their union is not; empty
-        if nothing varies."""
+        if fewer than two hyperparameters vary, or no score does."""
         shares = importance([c for c in found if stage in c.stages], self.cell.objective)
         if shares is None or len(shares.single) < 2:  # one alone explains everything
             return []
@@ -391,7 +391,8 @@ def _partitions(ledger: Ledger, study: Study) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Values that JSON can hold, with seven digits; nan becomes null, an infinity the text "inf" or "-inf"."""
+    """Values that JSON can hold, with seven digits, or all digits above 1e8 (times); nan becomes null, an infinity the
+    text "inf" or "-inf"."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -77,8 +77,8 @@ def write_tables(ledger: Ledger, folder: Path) -> tuple[list[Path], Results]:
 
 
 def _remove_outdated(tables: Path, stems: Iterable[str], written: list[Path]) -> None:
-    """Remove tables of earlier calls that this call did not write. If the study had one setting then and has several
-    now, for example, the old file names lack the setting."""
+    """Remove tables without a setting in their file names that an earlier call wrote and this one did not: for example,
+    the study had one setting then and has several now."""
     for stem in stems:
         for ending in ("md", "csv", "tex"):
             path = tables / f"{stem}.{ending}"

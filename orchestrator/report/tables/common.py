@@ -111,8 +111,8 @@ def spread(results: Results) -> str:
 
 
 def bold_best(texts: Sequence[str], values: Sequence[float | None], objective: Objective) -> list[str]:
-    """The texts, bold for the best value and every value that is printed as the same number. None is bold if there are
-    fewer than two values."""
+    """The texts, bold for the best value and every value that is printed as the same number. No text is bold if fewer
+    than two values are known."""
     rounded = [None if value is None else float(objective.format(value)) for value in values]
     known = [value for value in rounded if value is not None]
     if len(known) < 2:
@@ -141,4 +141,4 @@ def missing_text(cells: Sequence[CellResult]) -> str:
         return ""
     if not any(cell.search.more_to_come for cell in cells):
         return str(count)
-    return f"{'at least' if cells[0].study.private else 'about'} {count}"  # the trials of a private search are secret
+    return f"{'at least' if cells[0].study.private else 'about'} {count}"  # a private search hides its number of trials

@@ -69,8 +69,8 @@ def can_lead(cell: CellResult, t: int | None = None) -> bool:
 
 
 def tied_for_best(cells: Sequence[CellResult], rounds: Sequence[int]) -> list[bool]:
-    """Which cells have the best mean after their round, or do not differ significantly from it. With one seed: all
-    whose score is printed as the same number."""
+    """Which cells have the best mean after their round, a mean that is printed as the same number or, with several
+    seeds, one that does not differ significantly from it. All False if fewer than two cells can lead."""
     leading = [(cell, t) for cell, t in zip(cells, rounds, strict=True) if can_lead(cell, t)]
     if len(leading) < 2:
         return [False] * len(cells)

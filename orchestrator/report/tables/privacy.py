@@ -103,7 +103,8 @@ def privacy(results: Results, setting: str) -> Table:
 
 def with_search(cell: CellResult, study: Study) -> float:
     """The ε of all runs of the cell together, in the study's release model, if each had independent noise; of a private
-    search, the ε of publishing its winner. nan for methods that sample, whose account is not a single mu."""
+    search, the ε of publishing its winner. nan without confirm runs, and for methods that sample, whose account is not
+    a single mu."""
     rows = list(cell.confirm.values())
     if not rows or _is_sampled(cell):
         return math.nan

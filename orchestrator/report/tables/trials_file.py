@@ -1,8 +1,8 @@
 """trials.csv, written while the trials are read: a data frame of a million trials would need gigabytes.
 
 The file has the same bytes as one written by `frame_to_csv`, which formats numbers by column. Here each value is
-formatted alone. The texts differ only in columns that mix numbers with text or hold very large integers; a file with
-such a column is written by `frame_to_csv`.
+formatted alone. The texts differ only in columns that mix floats with text or booleans, or hold very large integers. A
+file with such a column, or with a hyperparameter named like another column, is written by `frame_to_csv`.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ class TrialsFile:
         self._pieces: list[tuple[int, int]] = []
         """`_Part.pieces` of the cell whose trials are being added."""
         self._own_kinds: dict[str, set[type]] = {}
-        """Types of the values in every column, for the same cell."""
+        """Types of the values in every column, for this cell."""
         self._columns = list(FIRST_COLUMNS)
         self._kinds: dict[str, set[type]] = {}
-        """The same for all cells so far."""
+        """Types of the values in every column, for all cells so far."""
         self._texts: dict[int, tuple[Mapping[str, Any], str]] = {}
         """By `id` of the hyperparameters, an object that trials share: that object, and their columns as text."""
         self._metrics: Sequence[str] = ()

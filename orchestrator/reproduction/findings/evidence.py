@@ -56,7 +56,7 @@ class Evidence:
 
     @cached_property
     def _all_regimes(self) -> list[Regime]:
-        """All regimes with DP-FedSOFIM, DP-FedGD and at least one other method."""
+        """All regimes with DP-FedSOFIM, DP-FedGD and at least one other method, except on other partition draws."""
         methods: dict[tuple[str, str, str, float], dict[str, OurResult]] = {}
         for ours in self.results.select(plain=True, finished=True):
             if OTHER_DRAW not in ours.setting:
