@@ -9,7 +9,7 @@ from fedsweep.plugins import ClientProgram, Event, Method, State, learning_rate
 from trainables.methods.base import NoisyGradient, UserGradient, clip_norm
 from trainables.methods.local_steps import LocalSteps
 from trainables.methods.sampled_steps import SGDSteps
-from trainables.privacy.noise import Address
+from trainables.privacy.noise import Address, fill_normals
 
 LEAKED: dict[str, torch.Tensor] = {}
 """A way out of the client that is no release."""
@@ -213,6 +213,14 @@ def drawn_again(client, number):
     (seed,) = client._lanes.seeds
     drawn = Address(int(seed), number, client.t, 0, "gradient").normal(client.zeros().shape[-1])
     return torch.from_numpy(drawn) * client.noise_std("gradient")
+
+
+def drawn_again_as_the_engine_does(client, theta):
+    (seed,) = client._lanes.seeds
+    drawn = np.empty((1, 1, client.zeros().shape[-1]), dtype=np.float32)
+    fill_normals(drawn, client._clients, [int(seed)], client.t, 0, "gradient")
+    noise = client.noise("gradient") - torch.from_numpy(drawn) * client.noise_std("gradient")
+    return noised(client, gradients(client, theta), theta, noise)
 
 
 def own_noise_subtracted(client, theta):
@@ -544,6 +552,7 @@ CHEATS = {
     "one sample for two steps": OneSample,
     "a covariance without noise": BareCovariance,
     "noise that the client draws again and subtracts": cheat(own_noise_subtracted),
+    "noise that the client draws again with the engine's function": cheat(drawn_again_as_the_engine_does),
     "noise of another client, so that the sum has none": cheat(noise_that_cancels_in_the_sum),
     "noise that the server draws again and subtracts": cheat(seed_told, SubtractsNoise),
     "noise on some coordinates beside an infinite broadcast": InfiniteBroadcast,

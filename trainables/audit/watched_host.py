@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,22 +41,24 @@ def observed_draw() -> Iterator[None]:
 
 @contextlib.contextmanager
 def noise_of_clients_only(purposes: Collection[str]) -> Iterator[None]:
-    """Within the block, `Address` draws noise of these purposes only for `client.noise` and `client.distinct_noise`.
-    Noise that a program draws from an address itself is not observed, and could be subtracted from observed noise."""
-    draw = noise.Address.generator
+    """Within the block, noise of these purposes can be drawn only by `client.noise` and `client.distinct_noise`. Noise
+    that a program draws by itself is not observed, and could be subtracted from observed noise."""
+    keys = noise._keys  # every draw needs them
 
-    def generator(address: noise.Address) -> np.random.Generator:
-        if address.purpose in purposes and not _is_observed.get():
+    def checked(
+        seeds: Sequence[int], clients: Sequence[int], round: int, step: int, purpose: str
+    ) -> NDArray[np.uint64]:
+        if purpose in purposes and not _is_observed.get():
             raise RuntimeError(
-                f"noise of purpose {address.purpose!r} must be drawn with `client.noise` or `client.distinct_noise`"
+                f"noise of purpose {purpose!r} must be drawn with `client.noise` or `client.distinct_noise`"
             )
-        return draw(address)
+        return keys(seeds, clients, round, step, purpose)
 
-    noise.Address.generator = generator  # type: ignore[method-assign, assignment]
+    noise._keys = checked
     try:
         yield
     finally:
-        noise.Address.generator = draw  # type: ignore[method-assign]
+        noise._keys = keys
 
 
 @dataclass
