@@ -76,6 +76,8 @@ def test_a_budget_may_be_stated_as_mu():
     assert study().epsilons == [epsilon_of(4.0, 1e-5)]
     other = study(changed("{clip: 1.8}", "{clip: 1.8, delta: 1.0e-3}"))
     assert other.epsilons == [epsilon_of(4.0, 1e-3)]
+    as_text = study(changed("{clip: 1.8}", "{clip: 1.8, delta: 1e-3}"))
+    assert as_text.epsilons == other.epsilons, "YAML reads 1e-3 as text"
     mixed = study(changed('["mu=4"]', '[1, "mu=0.5"]'))
     assert mixed.epsilons == [1.0, epsilon_of(0.5, 1e-5)]
 

@@ -150,7 +150,10 @@ class Study(Section):
             return value
         privacy = value.get("privacy")
         delta = privacy.get("delta") if isinstance(privacy, dict) else None
-        usable = delta if isinstance(delta, float) and 0 < delta < 1 else PrivacyStudySettings().delta
+        try:
+            usable = PrivacyStudySettings.model_validate({"delta": delta}).delta  # may be text: YAML's 1e-6 is
+        except ValidationError:  # none is given, or the error is reported later
+            usable = PrivacyStudySettings().delta
         budgets = [_epsilon(budget, usable, number) for number, budget in enumerate(value["epsilons"])]
         return {**value, "epsilons": budgets}
 
