@@ -58,14 +58,14 @@ class Cluster:
         lanes = [lane_result(trial, judge(trial)) for trial in trials]
         self.report(number, "ended", round=trials[0].rounds, computing_s=1.0, lanes=lanes)
 
-    def run(self, judge, fails=lambda pack: False) -> list[int]:
+    def run(self, judge, fails=lambda pack: False, reason="RuntimeError: on purpose") -> list[int]:
         """Run to the end; the size of the pack in every attempt."""
         sizes = []
         while not self.scheduler.stopping and (found := self.take()):
             number, pack = found
             sizes.append(len(pack))
             if fails(pack):
-                self.scheduler.slot_failed("slot", Failure("RuntimeError: on purpose"))
+                self.scheduler.slot_failed("slot", Failure(reason))
             else:
                 self.complete(number, pack, judge)
         return sizes

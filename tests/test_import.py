@@ -287,6 +287,10 @@ def test_any_content_is_read_or_refused(tmp_path_factory, suffix, content):
 # ---- values
 
 
+def test_a_missing_category_may_be_a_number():
+    assert Schema(label="y", columns={"grade": {"categories": [1, 2], "missing": 1}}).columns["grade"].missing == 1
+
+
 def test_ranges_categories_and_constants_are_applied_row_by_row(tmp_path):
     """A row's features do not depend on the other rows."""
     columns = {"a": {"range": [0, 10], "missing": 5}, "c": {"categories": ["u", "v"], "missing": "v"}, "z": {}}

@@ -172,13 +172,15 @@ def test_a_study_may_give_the_grid_of_a_method_that_has_none(example, tmp_path):
         parse(f"{text}dp-heavy-ball\n", "own.yaml", tmp_path)
 
 
-def test_a_file_beside_the_study_replaces_the_packaged_space(tmp_path):
+@pytest.mark.parametrize("methods", ["[dp-fedgd]", "all"])
+def test_a_file_beside_the_study_replaces_the_packaged_space(tmp_path, methods):
     (tmp_path / "dp_fedgd.yaml").write_text("coarse: {learning_rate: [7]}\nfine: {learning_rate: [8]}\n")
     (tmp_path / "study.yaml").write_text(
-        "name: beside\ndata: ['synthetic-frozen:300,60,6,3']\nmethods: [dp-fedgd]\nepsilons: [1]\ndefaults: paper\n"
+        f"name: beside\ndata: ['synthetic-frozen:300,60,6,3']\nepsilons: [1]\ndefaults: paper\nmethods: {methods}\n"
     )
     study, _ = load(str(tmp_path / "study.yaml"))
-    assert study.methods[0].space().coarse == {"learning_rate": (7.0,)}
+    (gd,) = [method for method in study.methods if method.name == "dp-fedgd"]
+    assert gd.space().coarse == {"learning_rate": (7.0,)}
 
 
 @pytest.mark.parametrize(

@@ -279,6 +279,17 @@ def test_a_failing_pack_is_split_until_the_failing_trial_is_alone(tmp_path):
     assert "failed: trial" in status.as_text(found)
 
 
+def test_status_shows_a_traceback_line_by_line(tmp_path):
+    """And no control characters."""
+    with Cluster(tmp_path, study(methods=[GD])) as cluster:
+        cluster.run(
+            near(0.3),
+            lambda pack: any(trial.hyperparameters["learning_rate"] == 0.1 for trial in pack),
+            "ValueError: no gradient\n  File a.py, line 7\n\x1b[2J",
+        )
+    assert ": ValueError: no gradient\n      File a.py, line 7\n     [2J" in status.as_text(status.read(tmp_path))
+
+
 def test_if_nothing_can_run_the_sweep_stops_and_no_trial_is_blamed(tmp_path):
     with Cluster(tmp_path, study()) as cluster:
         cluster.run(near(0.3), lambda pack: True)

@@ -66,6 +66,11 @@ def line(value: Any) -> str:
     return "".join(character if character.isprintable() else " " for character in value)
 
 
+def lines(value: Any) -> str:
+    """Text of several lines, each as `line` returns it."""
+    return "\n".join(map(line, text(value).split("\n")))
+
+
 def content(value: Any) -> Any:
     """A value, read from JSON."""
     try:

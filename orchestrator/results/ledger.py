@@ -741,10 +741,10 @@ class Ledger:
         return Counter(dict(self._db.execute(query).fetchall()))
 
     def failed(self) -> dict[str, str]:
-        """The reason of every failed trial."""
+        """The reason of every failed trial: a sentence, and the traceback of a plug-in's error in further lines."""
         indexed = TRIALS.replace("trials", "trials INDEXED BY failed_trials", 1)
         rows = self._db.execute(f"SELECT key, reason FROM {indexed} WHERE state = 'failed' ORDER BY number")
-        return {checks.key(key): checks.line(reason) for key, reason in rows}
+        return {checks.key(key): checks.lines(reason) for key, reason in rows}
 
     # ---- winners
 

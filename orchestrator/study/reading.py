@@ -95,7 +95,7 @@ def errors_name_lines(text: str, file: str) -> Iterator[None]:
 def _with_search_spaces(content: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Files named after a method, next to the study file, replace its packaged search space, unless the study sets
     `search_space`. Their content becomes part of the study, which can be resumed without them."""
-    named = content.get("methods")
+    named = list(METHODS) if content.get("methods") == "all" else content.get("methods")
     if not isinstance(named, list):
         return content
     found: list[Any] = []
@@ -108,7 +108,7 @@ def _with_search_spaces(content: dict[str, Any], folder: Path) -> dict[str, Any]
             found.append(item)
             continue
         found.append({"name": name, **given, "search_space": _read_space(file, str(name))})
-    return {**content, "methods": found}
+    return content if found == named else {**content, "methods": found}
 
 
 def _read_space(file: Path, method: str) -> Any:

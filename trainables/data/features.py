@@ -203,7 +203,7 @@ def rows_to_predict(path: str, schema: str = "") -> tuple[NDArray[np.float32], N
         return convert_new_rows(path, schema_from_json(path, schema))
     if not os.path.isfile(path):
         data = load(path)
-        return data.x_test, data.y_test
+        return data.x_test, np.array(data.class_names)[data.y_test] if data.class_names else data.y_test
     arrays, name = read_npz(path, needs=("x_test",), optional=("y_test", "class_names")), Path(path).stem
     x, labels = _validated_features(name, "x_test", arrays["x_test"]), arrays.get("y_test")
     if labels is None or (labels.dtype.kind == "U" and labels.shape == (len(x),)):

@@ -199,7 +199,8 @@ def _validation_gaps(results: Results) -> list[str]:
     gap, cell = max(far, key=lambda item: abs(item[0]))
     more_rows = results.study.confirm_train_on == "all"
     below = "confirm also trains on the validation rows, or " if more_rows else ""
-    why = "selection bias, or " if gap > 0 else below
+    better = gap < 0 if results.study.objective_spec.lower_is_better else gap > 0
+    why = "selection bias, or " if better else below
     return [
         f"In {len(far)} of {len(results.cells)} cells validation and test differ by more than {GAP_IN_DEVIATIONS:g} "
         f"standard deviations over seeds; most for {_cell(cell, results)}, where validation is {_number(abs(gap))} "

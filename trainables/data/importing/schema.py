@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from trainables.data.importing.reading import as_text
 from trainables.data.stored import open_file
 from trainables.errors import UserError
 from trainables.limited_yaml import line_of, read_yaml
@@ -56,7 +57,7 @@ class Column(_Part):
                 raise ValueError("a column has a range or categories, not both")
             if len(set(self.categories)) != len(self.categories):
                 raise ValueError("a category is named twice")
-            if self.missing is not None and _text(self.missing) not in self.categories:
+            if self.missing is not None and as_text(self.missing) not in self.categories:
                 raise ValueError(f"missing = {self.missing!r} is none of the categories")
         elif isinstance(self.missing, str):
             raise ValueError(f"missing = {self.missing!r} is not a number")
@@ -144,8 +145,7 @@ def schema_from_json(data: str, text: str) -> Schema:
 
 
 def scaled(values: Any, column: Column) -> Any:
-    """Map the declared range to -1 to 1; numbers outside are clipped. Values are unchanged without a range, or if its
-    width overflows."""
+    """Map the declared range to -1 to 1; numbers outside are clipped. Without a range, values are unchanged."""
     if column.range is None:
         return values
     low, high = column.range
