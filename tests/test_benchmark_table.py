@@ -162,6 +162,16 @@ def test_the_command_shows_the_best_first(file, fedsweep):
     assert (code, "no run of dp-fedsofim has seed = [9]" in err) == (2, True)
 
 
+def test_a_configuration_of_which_a_seed_diverged_has_no_result(file):
+    """Even if its score was the best before; the other seeds do not stand for it."""
+    task = Task.load(file, "dp-fedgd", 1)
+    assert str(task.curve({"learning_rate": 5.0})) == str({10: task.curve({"learning_rate": 5.0})[10], 15: math.nan})
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.GridSampler(task.axes))
+    study.optimize(task.optuna_objective())
+    pruned = [trial.params for trial in study.trials if trial.state == optuna.trial.TrialState.PRUNED]
+    assert pruned == [{"learning_rate": 5.0}]
+
+
 def test_other_files_are_refused(tmp_path):
     (tmp_path / "x.parquet").write_bytes(b"PAR1")
     with pytest.raises(UserError, match="cannot be read as Parquet"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -79,9 +80,13 @@ class Task:
     def _curves(self) -> dict[tuple[Any, ...], dict[int, float]]:
         chosen = self.trials if self.seeds is None else self.trials[self.trials["seed"].isin(self.seeds)]
         means = chosen.groupby(["configuration", "round"], sort=True)[self.metric].mean()
+        lost = chosen[chosen["state"] != "done"].groupby("configuration")["rounds"].min().to_dict()
         found: dict[tuple[Any, ...], dict[int, float]] = {}
         for text, t, value in means.reset_index().itertuples(index=False):
-            found.setdefault(self._point(json.loads(str(text))), {})[int(t)] = float(value)
+            if t < lost.get(text, math.inf):
+                found.setdefault(self._point(json.loads(str(text))), {})[int(t)] = float(value)
+        for text, t in lost.items():
+            found.setdefault(self._point(json.loads(str(text))), {})[int(t)] = math.nan
         return found
 
     @cached_property
@@ -99,8 +104,9 @@ class Task:
         return tuple(configuration.get(name) for name in self.axes)
 
     def curve(self, configuration: Mapping[str, Any]) -> dict[int, float] | None:
-        """The metric by round, averaged over the seeds that have a value; None for a combination that was never run.
-        Hyperparameters that are not axes are ignored; a name that is not in the table is an error."""
+        """The metric by round, averaged over seeds with a value. It ends with nan if a seed diverged or failed.
+        None for a combination that was never run. Hyperparameters that are not axes are ignored; a name that is not in
+        the table is an error."""
         unknown = [name for name in configuration if name not in self.axes and f"{HYPER}{name}" not in self.trials]
         if unknown:
             raise UserError(f"hyperparameter {unknown[0]!r} is not in the table; it has: {', '.join(self.axes)}")
@@ -110,7 +116,7 @@ class Task:
 
     def optuna_objective(self, rounds: int | None = None) -> Callable[[optuna.Trial], float]:
         """An objective for Optuna's `study.optimize`. Axes are categorical, and rounds are reported as steps, for
-        pruners. A combination is pruned if it was never run, if its last value is nan, or if halving stopped it.
+        pruners. A combination is pruned if it was never run, if a seed diverged or failed, or if halving stopped it.
         `rounds`: the round to stop after; default: the last."""
 
         def objective(trial: optuna.Trial) -> float:
@@ -129,7 +135,7 @@ class Task:
                 if trial.should_prune():
                     raise optuna.TrialPruned
             if last != last:
-                raise optuna.TrialPruned("it diverged")
+                raise optuna.TrialPruned("a seed diverged or failed")
             if self.was_cut(chosen) and (rounds is None or rounds > max(curve)):
                 raise optuna.TrialPruned("successive halving stopped it")
             return last
