@@ -125,3 +125,64 @@ def test_a_reader_starts_again_if_the_ledger_is_replaced_meanwhile(remote, tmp_p
 
         monkeypatch.setattr(remote.files, "get_file", slow)
         assert remote.trials(tmp_path / "reader") == 3
+
+
+class DriverDied(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("moment", ["before", "after", "rm", "pipe_file"])
+@pytest.mark.parametrize("merges", ["while it runs", "at its end"])
+def test_a_driver_that_dies_during_a_merge_loses_nothing(remote, tmp_path, monkeypatch, moment, merges):
+    """Right before or after the merged ledger becomes visible, before the old log is deleted, or before the new one is
+    named. Readers find all uploaded trials, and so does the driver that continues."""
+    folder = tmp_path / "local"
+    with Ledger.write(folder, keeps_log=True) as ledger:
+        for number in range(3):
+            ledger.add([row(number)])
+            remote.upload(folder)
+
+        def dying(*arguments, **named):
+            raise DriverDied
+
+        def dying_replace(file, name):
+            if moment == "after":
+                remote.replace(file, name)
+            raise DriverDied
+
+        in_replace = moment in ("before", "after")
+        if not in_replace:
+            monkeypatch.setattr(remote.files, moment, dying)
+        remote.ledger._merged = (0, 0)  # forces a merge
+        step = remote.ledger.upload if merges == "while it runs" else remote.ledger.finish
+        with contextlib.suppress(DriverDied):
+            step(folder, dying_replace if in_replace else remote.replace, lambda: None)
+        monkeypatch.undo()
+        assert remote.trials(tmp_path / "reader") == 3
+    second, continued = tmp_path / "second", Remote(tmp_path.name)
+    second.mkdir()
+    continued.ledger.download(second)
+    with Ledger.write(second, keeps_log=True) as ledger:
+        for number in (3, 4):
+            ledger.add([row(number)])
+            continued.upload(second)
+            assert continued.trials(tmp_path / f"reader {number}") == number + 1
+
+
+def test_a_log_that_could_not_be_named_is_not_continued(remote, tmp_path, monkeypatch):
+    """Nobody would find its parts."""
+    folder = tmp_path / "local"
+    with Ledger.write(folder, keeps_log=True) as ledger:
+        ledger.add([row(0)])
+        with monkeypatch.context() as patch:
+            patch.setattr(remote.files, "pipe_file", broken)
+            with pytest.raises(OSError, match="no network"):
+                remote.upload(folder)
+        for number in (1, 2):
+            ledger.add([row(number)])
+            remote.upload(folder)
+        assert remote.trials(tmp_path / "reader") == 3
+
+
+def broken(*arguments, **named):
+    raise OSError("no network")

@@ -2,20 +2,22 @@
 
 SQLite appends every transaction to a log next to the ledger (write-ahead log). While a study runs, the log is not
 merged into the ledger; what was added to it is uploaded as a new file. When the log has become larger than the ledger
-(and than 16 MB), both are merged and the ledger is uploaded as a whole, so that all uploads together are a few times as
+(and than 16 MB), both are merged and the ledger is uploaded as a whole: all uploads together are up to ten times as
 large as the ledger.
 
     ledger.sqlite            a complete ledger, as of the last merge
-    ledger.log/current       the name of the log that continues it; empty while the ledger is replaced
+    ledger.log/current       the name of the current log, and the hash of the ledger that it continues
     ledger.log/NAME/000000   the parts of that log; joined they are ledger.sqlite-wal
 
-A reader looks at `current` before and after it reads. If the name has changed, the ledger was replaced meanwhile, and
-the reader starts again.
+A reader looks at `current` before and after it reads. If it has changed, the ledger was replaced meanwhile, and the
+reader starts again. A merged ledger contains its log, and is uploaded before `current` changes: if the hash is that of
+another ledger, the reader ignores the log. So whenever a driver dies, no uploaded trial is lost.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import secrets
 import sqlite3
 from collections.abc import Callable
@@ -47,19 +49,19 @@ class RemoteLedger:
                 if not self._files.exists(f"{self._root}/{LEDGER}"):
                     return
                 self._files.get_file(f"{self._root}/{LEDGER}", str(folder / LEDGER))
-                log = b"".join(self._read_parts(before)) if before else b""
+                log = b"".join(self._read_parts(before.log)) if before else b""
                 if self._current() == before:
-                    if log:
+                    if before and log and before.ledger == _hash(folder / LEDGER):
                         (folder / f"{LEDGER}-wal").write_bytes(log)
                     return
         raise OSError(f"{LEDGER} was replaced {ATTEMPTS} times while it was read")
 
-    def _current(self) -> str:
+    def _current(self) -> _Current | None:
         try:
-            name = self._files.cat_file(f"{self._root}/{CURRENT}").decode()
+            log, _, ledger = self._files.cat_file(f"{self._root}/{CURRENT}").decode(errors="replace").partition(" ")
         except FileNotFoundError:
-            return ""
-        return name if name.isalnum() else ""
+            return None
+        return _Current(log, ledger) if log.isalnum() else None
 
     def _read_parts(self, log: str) -> list[bytes]:
         try:
@@ -77,9 +79,9 @@ class RemoteLedger:
         if self._log and self._merged == _version(folder / LEDGER) and log is None:
             return
         if log is None or not self._continues(log, folder):
-            self._replace(folder, replace, check)
-            self._log = secrets.token_hex(8)
-            self._files.pipe_file(f"{self._root}/{CURRENT}", self._log.encode())
+            ledger, name = self._replace(folder, replace, check), secrets.token_hex(8)
+            self._files.pipe_file(f"{self._root}/{CURRENT}", f"{name} {ledger}".encode())
+            self._log = name
         elif log.added:
             check()
             self._files.pipe_file(f"{self._root}/{LOGS}/{self._log}/{self._parts:06}", log.added)
@@ -100,8 +102,9 @@ class RemoteLedger:
         if (folder / LEDGER).exists():
             self._replace(folder, replace, check)
 
-    def _replace(self, folder: Path, replace: Callable[[Path, str], None], check: Callable[[], None]) -> None:
-        """Merge the log into the ledger, and upload the ledger."""
+    def _replace(self, folder: Path, replace: Callable[[Path, str], None], check: Callable[[], None]) -> str:
+        """Merge the log into the ledger, upload the ledger, and delete the uploaded log. Returns the ledger's hash."""
+        self._log, self._salt, self._sent, self._parts = "", b"", 0, 0
         with contextlib.closing(sqlite3.connect(folder / LEDGER, isolation_level=None, timeout=30)) as connection:
             busy, *_ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             if busy:
@@ -109,13 +112,17 @@ class RemoteLedger:
             connection.execute("BEGIN")  # while this connection reads, nothing is merged into the file
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
             check()
-            if self._current():
-                self._files.pipe_file(f"{self._root}/{CURRENT}", b"")
             replace(folder / LEDGER, LEDGER)
-            self._merged = _version(folder / LEDGER)
-        self._log, self._salt, self._sent, self._parts = "", b"", 0, 0
+            self._merged, uploaded = _version(folder / LEDGER), _hash(folder / LEDGER)
         if self._files.exists(f"{self._root}/{LOGS}"):
             self._files.rm(f"{self._root}/{LOGS}", recursive=True)
+        return uploaded
+
+
+class _Current(NamedTuple):
+    log: str
+    ledger: str
+    """Hash of the ledger that the log continues."""
 
 
 class _Log(NamedTuple):
@@ -146,6 +153,11 @@ def _committed(log: Path, start: int) -> _Log | None:
         if ends_transaction:
             end = position
     return _Log(salt, content[:end], start + end)
+
+
+def _hash(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _version(file: Path) -> tuple[int, int]:
