@@ -50,7 +50,7 @@ def twin(W, G, t, state, *, learning_rate, momentum):
 
 @data_source("two-moons")
 def two_moons(parameter: str) -> dict[str, np.ndarray]:
-    """`two-moons:ROWS`: two half circles, one per class, with products that make them linearly separable."""
+    """`two-moons:ROWS`: two half circles, one per class, with products of the features that separate them linearly."""
     rows = int(parameter or 600)
     rng = np.random.default_rng(0)
     label = np.arange(rows) % 2

@@ -1,5 +1,5 @@
-"""A view that records when each phase of a sweep ends, in seconds since the start of the process. It imports nothing
-large, because imports are part of the measured time."""
+"""A view that records when each phase of a sweep ends, in seconds since the start of the process. It does not import
+torch or Ray, because imports are part of the measured time."""
 
 from __future__ import annotations
 

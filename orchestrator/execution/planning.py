@@ -22,7 +22,7 @@ from trainables.models import kernels
 
 # speed of trial-rounds, as a share of a core's speed for matrix products (measured by fedsweep bench)
 GEMM_SHARE = {"compiled": 0.6, "torch": 0.4}
-GPU_RATE = 8.7e12  # operations per second of trial-rounds on one H200 with 2,048 lanes (docs/scaling.md)
+GPU_RATE = 8.7e12  # operations per second of whole trial-rounds, in a search with packs of 2,048 lanes on one H200
 START_S = 12  # to start Ray and the federations
 MAX_PLACEHOLDERS = 100  # distinct configurations that stand in for the unknown configurations of a later stage
 PROCESS_BYTES = 350 << 20  # a Python process that has imported torch
@@ -36,7 +36,7 @@ class Plan:
     """Number of search variants per cell."""
     trials: dict[str, int]
     """By stage. In a stage that starts at once, a trial that several cells or stages share counts once, as in `run`.
-    The trials of later stages are not known yet, and all of them count."""
+    Shared trials of later stages are not known yet, and count several times."""
     exact: bool
     """Whether exactly these trials run if none fails. If False, the number depends on results."""
     may_add_stages: bool

@@ -273,7 +273,8 @@ def train(
 
 def saved_model(training: Training, trained: Trained, *, secret: bool) -> SavedModel:
     """The trained model with its provenance. With secret noise the model may be published: nothing in it is computed
-    from the data except the weights, the privacy account and the scores on the test rows. The test rows are public."""
+    from the data except the weights, the privacy account, the scores on the test rows, which are public, and the names
+    of the classes, which must be."""
     if trained.weights is None:
         raise UserError(f"the run ended as {trained.result.state!r}: there is no model to save")
     trial, plan, data = training.trial, training.plan, training.problem.data

@@ -3,9 +3,9 @@
 The lock is an object with the holder's token and the time of its last heartbeat. It expires if it is not renewed. A
 driver takes over an expired lock by creating a second object, named after the expired token, which only one driver can
 do: storage refuses to create an object that exists. So of several drivers one wins, and a driver that was suspended
-notices that it has lost the lock before it writes anything. No driver overwrites or deletes a lock that another holds:
-where the storage can replace an object on condition that it has not changed (S3), a renewal does so; elsewhere, the
-driver reads the lock right before and after it writes.
+notices that it has lost the lock. On S3, a renewal replaces the lock only if it has not changed. Elsewhere, the driver
+reads the lock right before and after it writes: a lock that it has overwritten in between is still known from the
+second object.
 """
 
 from __future__ import annotations

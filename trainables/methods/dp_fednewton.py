@@ -4,8 +4,8 @@
     later rounds:  client i releases -H_i^-1 g_i;  theta <- theta + mean
 
 g_i is the client's noisy gradient and H_i its noisy Hessian, with per-example Hessians clipped in Frobenius norm. Both
-are accounted as releases, and the Newton step is computed from them alone. It transforms the client's own noise, so
-secure aggregation gets no credit.
+are accounted as releases, and the Newton step is computed from them alone. The step transforms the noise of one
+client, so the account is that of local release, also under secure aggregation.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class DPFedNewton(FedAvgStartMethod):
     second_order = True
     hyperparameters = (
         *FedAvgStartMethod.start_hyperparameters,
-        share("hessian_share", 0.5, "the Hessians' share of the budget that FedAvg leaves (of mu squared)"),
+        share("hessian_share", 0.5, "the Hessians' share of what FedAvg leaves of the budget (mu squared)"),
         Hyperparameter("hessian_clip", 1.0, "Frobenius bound on a per-example Hessian", low=0, open_low=True),
         Hyperparameter(
             "smallest_eigenvalue", 0.01, "lower bound on the eigenvalues of a noisy Hessian", low=0, open_low=True

@@ -2,8 +2,8 @@
 
 The more rows, the smaller the share that suffices:
 
-- lengths of rows: their share is such that two bins with half of the rows stand out from the noise;
-- mean of the features: its share is such that the noise is a third as long as the bound on a row. A quarter of the
+- lengths of rows: two bins that together hold half of the rows must stand out from the noise;
+- mean of the features: the noise vector must be a third as long as the bound on a row. A quarter of the
   budget is the limit: it adds 15% to the noise of all rounds. A mean that is mostly noise is shrunk, so that it does
   little harm (see `noisy_means`)."""
 

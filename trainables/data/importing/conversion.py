@@ -56,8 +56,8 @@ def convert_file(source: str, schema: Schema) -> Converted:
 
 
 def with_default_roles(source: str, schema: Schema) -> Schema:
-    """Fill in the columns whose names are fixed: the label of an SVMlight file; label, split and client of arrays of
-    train and test rows. Raises if the label is still unknown."""
+    """Fill in the columns whose names are fixed: the label of an SVMlight file; label, split and client of arrays
+    with the names of a feature file (x_train). Raises if the label is still unknown."""
     if not schema.label and Path(source).suffix.lower() in (".svm", ".svmlight", ".libsvm"):
         return schema.model_copy(update={"label": "label"})
     if schema.label in ("", "y") and (Path(source).is_dir() or source.endswith(".npz")):

@@ -17,7 +17,7 @@ def read_svmlight(
 ) -> dict[str, NDArray]:
     """The columns `label`, `features` (with zeros) and, if the lines have one, `qid`. Indices begin with 1, or with 0
     if a line uses 0. `width`: the number of features; default: up to the largest index.
-    `check_bytes`: called with the size of the table with its zeros; raises an error if the file is too small for it."""
+    `check_bytes`: called with the size of the table with its zeros; raises if a file of this size must not become so large."""
     labels: list[str] = []
     groups: list[str] = []
     rows: list[int] = []
