@@ -90,7 +90,7 @@ def test_a_folder_says_which_plug_ins_it_needs(fedsweep, tmp_path, monkeypatch):
     for command in ("status", "resume"):
         code, _, err = fedsweep(command, folder)
         assert code == 2
-        assert f"say --import {EXAMPLE}" in err
+        assert f"add --import {EXAMPLE}" in err
         assert err.count("\n") == 1
     with temporary_plugins():
         _, out, err = fedsweep("status", folder, "--import", EXAMPLE)

@@ -17,7 +17,7 @@ def read_svmlight(
 ) -> dict[str, NDArray]:
     """The columns `label`, `features` (with zeros) and, if the lines have one, `qid`. Indices begin with 1, or with 0
     if a line uses 0. `width`: the number of features; default: up to the largest index.
-    `check_bytes`: called with the size of the table with its zeros; raises if a file of this size must not become so large."""
+    `check_bytes`: called with the size of the table, zeros included; raises if that is far more than the file."""
     labels: list[str] = []
     groups: list[str] = []
     rows: list[int] = []
