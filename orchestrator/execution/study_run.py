@@ -130,7 +130,7 @@ def recorded_study(results: Path | str) -> tuple[Study, str]:
         missing = plugins.not_loaded(ledger.plugins())
         if missing:
             raise UserError(
-                f"{results} was run with plug-ins that are not loaded; say{plugins.import_options(missing)}"
+                f"{results} was run with plug-ins that are not loaded; add{plugins.import_options(missing)}"
             )
         return with_located_data(Study.recorded(recorded[0])), recorded[1]
 
