@@ -96,7 +96,7 @@ def test_a_folder_says_which_plug_ins_it_needs(fedsweep, tmp_path, monkeypatch):
         _, out, err = fedsweep("status", folder, "--import", EXAMPLE)
     monkeypatch.setenv(plugins.VARIABLE, "")
     assert "study heavy-ball: finished" in out, err
-    with pytest.raises(UserError, match=rf"from Python fedsweep\.plugins\.use\('{EXAMPLE}'\)"):
+    with pytest.raises(UserError, match=rf"from Python call fedsweep\.plugins\.use\('{EXAMPLE}'\)"):
         face.load_results(folder).winners  # noqa: B018
     use(str(EXAMPLE))
     assert set(face.load_results(folder).winners["method"]) == {"DP-FedGD", "DP-HeavyBall"}
