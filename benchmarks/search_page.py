@@ -1,7 +1,7 @@
 """Writes the tables of docs/benchmark.md: python -m benchmarks.search_page [--collect FOLDER]
 
---collect takes the results of benchmarks/search_bars.py into benchmarks/reports first; strategies that were not
-replayed keep their rows."""
+--collect takes the results of benchmarks/search_bars.py and search_time.py into benchmarks/reports first; strategies
+that were not replayed, and machines on which the time was not measured, keep their rows."""
 
 from __future__ import annotations
 
@@ -24,9 +24,12 @@ STRATEGIES = ("grid", "surface", "random", "optuna", "halving")
 def collect(folder: Path) -> None:
     live = [cell for file in sorted(folder.glob("live-*.json")) for cell in json.loads(file.read_text("utf-8"))]
     found: dict[str, Any] = {"live": live}
-    for name in ("frontier", "time"):
-        if (file := folder / f"{name}.json").exists():
-            found[name] = json.loads(file.read_text("utf-8"))
+    if (file := folder / "frontier.json").exists():
+        found["frontier"] = json.loads(file.read_text("utf-8"))
+    if (file := folder / "time.json").exists():
+        measured = json.loads(file.read_text("utf-8"))
+        devices = {entry["device"] for entry in measured}
+        found["time"] = [entry for entry in _times() if entry["device"] not in devices] + measured
     for name, content in found.items():
         if content:
             (REPORTS / f"search_{name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -85,6 +88,24 @@ def frontier_lines(points: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def _times() -> list[dict[str, Any]]:
+    file = REPORTS / "search_time.json"
+    return json.loads(file.read_text("utf-8")) if file.exists() else []
+
+
+def time_lines(entries: list[dict[str, Any]]) -> list[str]:
+    lines = ["| machine | strategy | trials | seconds in rounds | share of the grid |", "|---|---|---:|---:|---:|"]
+    grids = {entry["device"]: entry["rounds_s"] for entry in entries if entry["strategy"] == "grid"}
+    for entry in sorted(entries, key=lambda entry: (entry["device"], entry["strategy"])):
+        rounds = f" ({entry['rounds']} rounds per trial)" if entry["rounds"] else ""
+        share = entry["rounds_s"] / grids[entry["device"]]
+        lines.append(
+            f"| {entry['device']}{rounds} | `{entry['strategy']}` | {entry['trials']:,} | {entry['rounds_s']:,.0f} | "
+            f"{share:.2f} |"
+        )
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--collect", type=Path)
@@ -93,6 +114,7 @@ def main() -> None:
         collect(options.collect)
     page.write("live", live_lines(json.loads((REPORTS / "search_live.json").read_text("utf-8"))), PAGE)
     page.write("frontier", frontier_lines(json.loads((REPORTS / "search_frontier.json").read_text("utf-8"))), PAGE)
+    page.write("time", time_lines(_times()), PAGE)
     searches.write_page()
 
 
