@@ -98,7 +98,7 @@ def time_lines(entries: list[dict[str, Any]]) -> list[str]:
     grids = {entry["device"]: entry["rounds_s"] for entry in entries if entry["strategy"] == "grid"}
     for entry in sorted(entries, key=lambda entry: (entry["device"], entry["strategy"])):
         rounds = f" ({entry['rounds']} rounds per trial)" if entry["rounds"] else ""
-        share = entry["rounds_s"] / grids[entry["device"]]
+        share = entry["rounds_s"] / grids.get(entry["device"], math.nan)
         lines.append(
             f"| {entry['device']}{rounds} | `{entry['strategy']}` | {entry['trials']:,} | {entry['rounds_s']:,.0f} | "
             f"{share:.2f} |"

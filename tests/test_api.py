@@ -19,8 +19,9 @@ import fedsweep
 from orchestrator.commands.doctor import REQUIRED
 from orchestrator.commands.train import train as train_command
 from orchestrator.report.optuna_export import distributions
-from orchestrator.report.tracked_runs import TrackedRun
+from orchestrator.report.tracked_runs import TrackedRun, tracked_runs
 from orchestrator.report.trackers import _short
+from orchestrator.results import frames
 from orchestrator.study.reading import parse
 from trainables.data import features
 
@@ -361,6 +362,15 @@ def test_a_trial_that_two_searches_share_is_two_runs(results):
     places = [{}, {"search": "other"}, {"setting": "other"}, {"epsilon": 99.0}]
     runs = [TrackedRun(MagicMock(), {**line, **place}, pd.DataFrame(columns=["round"])) for place in places]
     assert len({run.id for run in runs}) == 4
+
+
+def test_a_trial_that_two_cells_share_has_its_curve_once_in_each(results, monkeypatch):
+    points = len(results.rounds)
+    for name in ("trials", "rounds"):
+        found = getattr(results, name)
+        shared = pd.concat([found, found.assign(method="the same by another label")])
+        monkeypatch.setattr(frames, name, lambda ledger, results, shared=shared: shared)
+    assert sum(len(run.curve) for run in tracked_runs(None, MagicMock())) == 2 * points
 
 
 def test_group_names_fit_the_limit_of_wandb():

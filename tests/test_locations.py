@@ -432,13 +432,31 @@ def test_a_stop_request_that_arrives_while_another_is_taken(url, monkeypatch, fa
                 results_location(url).request_stop(now=True)
             remove(path)
 
-        monkeypatch.setattr(location._files, "rm_file", remove_later)
-        results_location(url).request_stop()
-        wait_for(lambda: location.stop_requested() == "now", "both requests arrived")
-        monkeypatch.undo()
+        with monkeypatch.context() as patch:
+            patch.setattr(location._files, "rm_file", remove_later)
+            results_location(url).request_stop()
+            wait_for(lambda: location.stop_requested() == "now", "both requests arrived")
         results_location(url).request_stop()
         wait_for(lambda: not set(STOP_FILES.values()) & set(files_at(url)), "the third request was taken")
         assert location.stop_requested() == "now"
+
+
+@pytest.mark.parametrize("step", ["cat_file", "rm_file"])
+def test_a_stop_request_counts_although_the_storage_fails_next(url, step, monkeypatch, fast_heartbeat):
+    """While the other request is read, or when this one is deleted."""
+    failing = STOP_FILES["after packs" if step == "cat_file" else "now"]
+    with results_location(url).open_for_writing() as location:
+        real = getattr(location._files, step)
+
+        def sometimes(path, *arguments, **named):
+            if path.endswith(failing):
+                raise OSError("the network is down")
+            return real(path, *arguments, **named)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(location._files, step, sometimes)
+            results_location(url).request_stop(now=True)
+            wait_for(lambda: location.stop_requested() == "now", "the request arrived")
 
 
 # ---- failures

@@ -127,6 +127,40 @@ def test_a_reader_starts_again_if_the_ledger_is_replaced_meanwhile(remote, tmp_p
         assert remote.trials(tmp_path / "reader") == 3
 
 
+def test_a_reader_starts_again_if_the_log_is_deleted_meanwhile(remote, tmp_path, monkeypatch):
+    """Part of the log must not pass for all of it. A storage may delete the parts in any order."""
+    folder = tmp_path / "local"
+    with Ledger.write(folder, keeps_log=True) as ledger:
+        for number in range(3):
+            ledger.add([row(number)])
+            remote.upload(folder)
+        get, remove = remote.files.get_file, remote.files.rm
+
+        def slow(*arguments, **named):
+            get(*arguments, **named)
+            monkeypatch.setattr(remote.files, "get_file", get)
+            monkeypatch.setattr(remote.files, "rm", only_the_parts)
+            remote.ledger.finish(folder, remote.replace, lambda: None)
+
+        def only_the_parts(path, recursive):
+            for name in remote.files.find(path):
+                if not name.endswith(CURRENT):
+                    remove(name)
+
+        monkeypatch.setattr(remote.files, "get_file", slow)
+        assert remote.trials(tmp_path / "reader") == 3
+
+
+def test_a_log_of_an_earlier_version_is_refused(remote, tmp_path):
+    folder = tmp_path / "local"
+    with Ledger.write(folder, keeps_log=True) as ledger:
+        ledger.add([row(0)])
+        remote.upload(folder)
+    remote.files.pipe_file(f"{remote.root}/{CURRENT}", b"0123456789abcdef")
+    with pytest.raises(OSError, match="written by an earlier version"):
+        remote.trials(tmp_path / "reader")
+
+
 class DriverDied(BaseException):
     pass
 

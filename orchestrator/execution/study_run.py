@@ -92,6 +92,7 @@ def run(
         opened = Ledger.write(folder, private=study.private, keeps_log=location.uploads_log)
         with opened as ledger, _log_to(folder, private=study.private):
             location.protect()
+            location.stop_requested()  # discard requests that were meant for an earlier driver
             ledger.check_rows(location)
             ledger.correct_counts()
             changed = plugins.changed(ledger.plugin_code())
@@ -110,7 +111,6 @@ def run(
                 for note in advice(study):
                     view.say(f"note: {note}")
                 view.starting(sweep)
-                location.stop_requested()  # discard stale stop requests
                 chosen.run(SweepRun(sweep, resources, location, view, deadline))
             failed = sum(1 for key in sweep.known if sweep.outcomes.get(key, ("",))[0] == "failed")
             written, found = write_tables(ledger, folder)

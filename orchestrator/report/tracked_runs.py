@@ -53,7 +53,8 @@ def _absent(value: Any) -> bool:
 
 
 def tracked_runs(ledger: Ledger, results: Results) -> Iterator[TrackedRun]:
-    curves = dict(iter(frames.rounds(ledger, results).groupby(["search", "stage", "key"], sort=False)))
+    place = [*frames.NAMES, "stage", "key"]
+    curves = dict(iter(frames.rounds(ledger, results).groupby(place, sort=False)))
     for line in frames.trials(ledger, results).to_dict("records"):
-        curve = curves.get((line["search"], line["stage"], line["key"]), pd.DataFrame(columns=[*frames.TRIAL, "round"]))
+        curve = curves.get(tuple(line[name] for name in place), pd.DataFrame(columns=[*frames.TRIAL, "round"]))
         yield TrackedRun(results, {str(name): value for name, value in line.items()}, curve)

@@ -213,9 +213,10 @@ class RemoteLocation(ResultsLocation):
         self._holds_lock = True
         self.folder = Path(tempfile.mkdtemp(prefix="fedsweep-"))
         try:
-            self._download(LOG)
             with as_user_error(f"the results at {self.url} cannot be written"):
-                self._take_stop_request()  # discard a request that was meant for an earlier driver
+                self._take_stop_requests()
+            self._stop = ""  # they were meant for an earlier driver
+            self._download(LOG)
         except BaseException:
             self._release_lock()
             raise
@@ -292,16 +293,12 @@ class RemoteLocation(ResultsLocation):
     def stop_requested(self) -> StopRequest:
         return self._stop
 
-    def _take_stop_request(self) -> StopRequest:
-        return _first([request for request, name in STOP_FILES.items() if self._take_object(f"{self._root}/{name}")])
-
-    def _take_object(self, path: str) -> bool:
-        try:
-            self._files.cat_file(path)
-        except FileNotFoundError:
-            return False
-        self._files.rm_file(path)
-        return True
+    def _take_stop_requests(self) -> None:
+        for request, name in STOP_FILES.items():
+            with contextlib.suppress(FileNotFoundError):
+                self._files.cat_file(f"{self._root}/{name}")
+                self._stop = _first([request, self._stop])  # counts even if the next line fails
+                self._files.rm_file(f"{self._root}/{name}")
 
     def notify_recorded(self, count: int) -> None:
         if count != self._recorded:
@@ -314,7 +311,7 @@ class RemoteLocation(ResultsLocation):
         while not self._closed.wait(HEARTBEAT_S) and not self._lock_lost:
             with self._retried_later("the lock at %s could not be renewed, will retry: %s"):
                 self.lock.renew()
-                self._stop = _first([self._take_stop_request(), self._stop])
+                self._take_stop_requests()
 
     def _upload_changes(self) -> None:
         while not self._closing.is_set() and not self._lock_lost:

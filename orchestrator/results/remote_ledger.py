@@ -61,6 +61,8 @@ class RemoteLedger:
             log, _, ledger = self._files.cat_file(f"{self._root}/{CURRENT}").decode(errors="replace").partition(" ")
         except FileNotFoundError:
             return None
+        if not ledger:
+            raise OSError(f"{CURRENT} names no ledger: it was written by an earlier version of fedsweep")
         return _Current(log, ledger) if log.isalnum() else None
 
     def _read_parts(self, log: str) -> list[bytes]:
@@ -114,6 +116,10 @@ class RemoteLedger:
             check()
             replace(folder / LEDGER, LEDGER)
             self._merged, uploaded = _version(folder / LEDGER), _hash(folder / LEDGER)
+        with contextlib.suppress(FileNotFoundError):
+            self._files.rm_file(
+                f"{self._root}/{CURRENT}"
+            )  # first: no reader may take what is left of the log for all of it
         if self._files.exists(f"{self._root}/{LOGS}"):
             self._files.rm(f"{self._root}/{LOGS}", recursive=True)
         return uploaded
