@@ -154,7 +154,7 @@ def test_a_small_terminal_shows_the_cells_that_run(tmp_path):
         sweep._left[id(first)] = 0
         names = [search.name for search in others[:2]]
         table = progress_table(sweep, rows=3)
-        assert [str(cell) for cell in table.columns[0].cells] == [*names, f"… and {len(others) - 1} other cells"]
+        assert [str(cell) for cell in table.columns[0].cells] == [*names, f"… and {len(others) - 1} other searches"]
         assert progress_table(sweep, rows=len(sweep.searches)).row_count == len(sweep.searches)
 
 
