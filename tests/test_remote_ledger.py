@@ -204,7 +204,7 @@ def test_a_driver_that_dies_during_a_merge_loses_nothing(remote, tmp_path, monke
 
 
 def test_a_log_that_could_not_be_named_is_not_continued(remote, tmp_path, monkeypatch):
-    """Nobody would find its parts."""
+    """Readers would not find its parts."""
     folder = tmp_path / "local"
     with Ledger.write(folder, keeps_log=True) as ledger:
         ledger.add([row(0)])

@@ -8,6 +8,7 @@ inside a results folder, are refused if they are links.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import os
 import secrets
@@ -196,3 +197,8 @@ def _restrict(path: Path, mode: int) -> None:
     if path.stat().st_uid != os.geteuid():
         raise UserError(f"{path} belongs to another user and is open to others: choose a folder of your own")
     path.chmod(mode)
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -17,12 +17,13 @@ another ledger, the reader ignores the log. So whenever a driver dies, no upload
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import secrets
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from trainables.files import sha256
 
 LEDGER, LOGS = "ledger.sqlite", "ledger.log"
 CURRENT = f"{LOGS}/current"
@@ -51,7 +52,7 @@ class RemoteLedger:
                 self._files.get_file(f"{self._root}/{LEDGER}", str(folder / LEDGER))
                 log = b"".join(self._read_parts(before.log)) if before else b""
                 if self._current() == before:
-                    if before and log and before.ledger == _hash(folder / LEDGER):
+                    if before and log and before.ledger == sha256(folder / LEDGER):
                         (folder / f"{LEDGER}-wal").write_bytes(log)
                     return
         raise OSError(f"{LEDGER} was replaced {ATTEMPTS} times while it was read")
@@ -115,11 +116,9 @@ class RemoteLedger:
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
             check()
             replace(folder / LEDGER, LEDGER)
-            self._merged, uploaded = _version(folder / LEDGER), _hash(folder / LEDGER)
-        with contextlib.suppress(FileNotFoundError):
-            self._files.rm_file(
-                f"{self._root}/{CURRENT}"
-            )  # first: no reader may take what is left of the log for all of it
+            self._merged, uploaded = _version(folder / LEDGER), sha256(folder / LEDGER)
+        with contextlib.suppress(FileNotFoundError):  # first: a reader would take what is left of the log for all of it
+            self._files.rm_file(f"{self._root}/{CURRENT}")
         if self._files.exists(f"{self._root}/{LOGS}"):
             self._files.rm(f"{self._root}/{LOGS}", recursive=True)
         return uploaded
@@ -159,11 +158,6 @@ def _committed(log: Path, start: int) -> _Log | None:
         if ends_transaction:
             end = position
     return _Log(salt, content[:end], start + end)
-
-
-def _hash(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _version(file: Path) -> tuple[int, int]:

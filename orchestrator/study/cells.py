@@ -251,7 +251,7 @@ class PreparedStudy:
         return lines
 
     def delta_notes(self) -> list[str]:
-        """A note for every setting with so many records, or users, that delta is too large: above 1 / their number."""
+        """A note for every setting whose delta is larger than 1 / its number of records, or of users."""
         if all(math.isinf(epsilon) for epsilon in self.study.epsilons):
             return []
         privacy = self.study.privacy

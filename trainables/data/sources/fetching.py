@@ -42,11 +42,6 @@ def data_folder() -> Path:
     return current_folder() / chosen if chosen else cache_folder() / "data"
 
 
-def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def checksum_error(path: Path, checksum: str) -> str:
     """How a file differs from its checksum; empty if it does not."""
     kind, _, expected = checksum.partition(":")

@@ -30,7 +30,7 @@ from trainables.data.sources.catalogue import (
 )
 from trainables.data.stored import BLOCK_BYTES, open_file
 from trainables.errors import UserError
-from trainables.files import replacing
+from trainables.files import replacing, sha256
 
 if TYPE_CHECKING:
     from trainables.data.backbones.backbone import Backbone
@@ -93,9 +93,7 @@ def prepare(name: str, options: Options, backbone: str = "") -> Path:
             "format": FORMAT,
             "name": chosen.name,
             "source": source.name,
-            "files": {
-                file.name: {"url": file.url, "sha256": fetching.sha256(paths[file.name])} for file in source.files
-            },
+            "files": {file.name: {"url": file.url, "sha256": sha256(paths[file.name])} for file in source.files},
             **details,
             "notes": list(raw.notes),
             "content": f"sha256:{digest(arrays)}",
