@@ -261,7 +261,7 @@ def test_trials_to_come_by_strategy_and_seed():
         return trials_to_come(variant, of.search_task(of.methods[0], 8, variant, 10), 100, {}, of.variants)
 
     assert to_come(0) == {"coarse": 6, "fine": 6, "contest": 21, "confirm": 1}
-    assert to_come(1) == {"coarse": 3, "confirm": 1}, "it shares the fine trials of the contest variant"
+    assert to_come(1) == {"confirm": 1}, "it shares the trials of the contest variant's grids"
     assert to_come(1, refine="zoom")["fine"] > 0, "it may zoom around another winner"
 
 
@@ -274,6 +274,13 @@ def test_grids_with_different_rounds_share_no_trials():
         return trials_to_come(variant, task, 8, opened, of.variants)
 
     assert to_come({})["fine"] == 4
+
+
+def test_selection_rules_share_trials_of_grids_with_different_rounds():
+    of = study(methods=[GD], rounds={"coarse": 3, "fine": 4, "confirm": 6}, search={"select": ["contest", "single"]})
+    single = of.variants[1]
+    task = of.search_task(of.methods[0], 8, single, 10)
+    assert trials_to_come(single, task, 8, {}, of.variants) == {"confirm": 2}
 
 
 @pytest.mark.parametrize(

@@ -34,13 +34,13 @@ def trials_to_come(
     variants: Sequence[SearchVariant],
 ) -> dict[str, int]:
     """The number of trials still to be added, by stage. In stages that the strategy's `already_run` names, trials that
-    an earlier stage runs are not counted. If one of `variants` is the contest variant of the same strategy and runs the
-    same trials in such a stage, none of them are counted."""
+    an earlier stage runs are not counted. If one of `variants` is the contest variant of the same strategy, the stages
+    in which it runs the same trials are not counted."""
     expected = expected_trials(variant, task, finalists, opened)
     to_come = {stage: count - opened.get(stage, 0) for stage, count in expected.items()}
     contest = replace(variant, select="contest")
-    covered = variant.strategy.fixed_configurations(task) if variant != contest and contest in variants else ()
+    shared = variant.strategy.fixed_configurations(task) if variant != contest and contest in variants else ()
     for stage, configurations in variant.strategy.already_run(task).items():
         if to_come.get(stage):
-            to_come[stage] = 0 if stage in covered else to_come[stage] - configurations * len(variant.seeds(stage))
-    return {stage: count for stage, count in to_come.items() if count}
+            to_come[stage] -= configurations * len(variant.seeds(stage))
+    return {stage: count for stage, count in to_come.items() if count and stage not in shared}
