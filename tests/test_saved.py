@@ -3,6 +3,7 @@
 import zipfile
 
 import numpy as np
+import pandas as pd
 import pytest
 import small
 from command_line import assert_one_sentence
@@ -72,6 +73,13 @@ def test_the_command(fedsweep, tmp_path):
     code, out, _ = fedsweep("predict", tmp_path / "m.npz", tmp_path / "new.npz", "--output", tmp_path / "q.csv")
     assert (code, "accuracy" in out) == (0, False)
     assert (tmp_path / "q.csv").read_text() == (tmp_path / "p.csv").read_text()
+    options = ("--output", tmp_path / "with.csv", "--probabilities")
+    assert fedsweep("predict", tmp_path / "m.npz", tmp_path / "new.npz", *options)[0] == 0
+    table = pd.read_csv(tmp_path / "with.csv")
+    by_class = table.drop(columns="class").to_numpy()
+    assert list(table.columns[1:]) == [f"probability of {k}" for k in range(by_class.shape[1])]
+    assert by_class.sum(1) == pytest.approx(1)
+    assert by_class.argmax(1).tolist() == table["class"].tolist()
     np.savez(tmp_path / "none.npz", x_train=data.x_train)
     with zipfile.ZipFile(tmp_path / "odd.npz", "w") as archive:
         archive.writestr("x_test", b"no array")

@@ -29,6 +29,7 @@ def predict(
         ),
     ],
     output: Annotated[Path, typer.Option(metavar="FILE.csv", help="Output file, one line per row.")],
+    probabilities: Annotated[bool, typer.Option("--probabilities", help="Also write a probability per class.")] = False,
     backbone: Annotated[
         str, typer.Option(metavar="MODULE:FUNCTION", help="Your function that returns the model's backbone.")
     ] = "",
@@ -58,6 +59,10 @@ def predict(
         rows, labels = features.rows_to_predict(str(data), saved.schema)
     predicted = saved.predict(rows)
     columns["class"] = predicted.tolist()
+    if probabilities:
+        by_class = saved.probabilities(rows).T.tolist()
+        shown = saved.class_names or range(saved.classes)
+        columns |= {f"probability of {name}": values for name, values in zip(shown, by_class, strict=True)}
     with replacing(output) as file:
         file.write(frame_to_csv(pd.DataFrame(columns)).encode())
     scores = {} if labels is None else _scores(saved, rows, predicted, labels)

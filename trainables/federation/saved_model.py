@@ -137,6 +137,12 @@ class SavedModel:
         rows = Shard.build([(models.at_cut(head, x), np.zeros(len(x), dtype=np.int64))]).x[0]
         return head.scores(rows, torch.tensor(self.weights)).numpy()
 
+    def probabilities(self, x: NDArray[np.float32]) -> NDArray[np.float64]:
+        """(rows, classes), the model's probability of every class."""
+        if self.model == "poisson":
+            raise UserError("a model of counts has no probabilities of classes; use its scores")
+        return torch.tensor(self.scores(np.asarray(x, dtype=np.float32))).double().softmax(1).numpy()
+
     def to_torch(self, backbone: str = "") -> TorchModel:
         """The model as a torch module, backbone and head; only the head, which takes features, if the model records no
         backbone. `backbone`: MODULE:FUNCTION, if the backbone is a function of yours, which is then called."""
