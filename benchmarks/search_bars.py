@@ -65,7 +65,8 @@ def main() -> None:
         return f"{max(1.0, deadline - time.time() - 5):.0f}"
 
     if "time" in options.steps:
-        Job(into, "time", "benchmarks.search_time", str(into / "time.json")).wait(deadline)
+        kept = ("--keep", str(into / "time"))
+        Job(into, "time", "benchmarks.search_time", str(into / "time.json"), *kept).wait(deadline)
     device, repetitions = ("--device", options.device), ("--repetitions", str(options.repetitions))
     if "dense" in options.steps:
         folders = ("--data", str(data), "--into", str(into))

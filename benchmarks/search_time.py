@@ -1,9 +1,14 @@
 """Time spent in rounds by a study, searched by `grid` and by `surface`, in one process.
 
-python -m benchmarks.search_time REPORT.json [--study cifar10-resnet20] [--rounds N]
+    python -m benchmarks.search_time REPORT.json [--study cifar10-resnet20] [--keep FOLDER]
+    python -m benchmarks.search_time REPORT.json --repeat FOLDER [--rounds 2]
 
-The time in rounds is proportional to the number of rounds, so fewer rounds give the same ratio on a slow machine.
-Strategies that the report has are not run again."""
+The first form runs the study; strategies that the report has are not run again. `--keep` keeps their results.
+
+The second form takes kept results, and trains the first rounds of the same trials on this machine. A trial's rounds
+take equally long, so the ratio is that of the whole study. A study with fewer rounds would be searched differently:
+with few rounds, more local steps look better, and they cost more.
+"""
 
 from __future__ import annotations
 
@@ -11,58 +16,125 @@ import argparse
 import json
 import platform
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from orchestrator.bench.clock import Clock
 from orchestrator.execution import study_run
+from orchestrator.execution.packing import AUTO_LANES, Capacity, make_packs
+from orchestrator.execution.sweep import Sweep
 from orchestrator.results.ledger import Ledger
+from orchestrator.search.candidates import Outcome
 from orchestrator.study import reading
+from orchestrator.study.cells import PreparedStudy
 from orchestrator.study.study import Study
+from trainables.federation.federation_size import FederationSize
+from trainables.federation.hosts import Hosts
+from trainables.federation.problem import ProblemData
+from trainables.federation.server import Server
 from trainables.lazy import torch
 
+STRATEGIES = ("surface", "grid")
 
-def measure(name: str, strategy: str, rounds: int | None) -> dict[str, Any]:
-    study, _ = reading.load(name)
+
+def searched_by(strategy: str, study: Study) -> Study:
     content = study.model_dump()
     content["search"]["strategies"] = [strategy]
-    if rounds:
-        content["rounds"] = dict.fromkeys(content["rounds"], rounds)
-    study = Study.model_validate(content)
+    return Study.model_validate(content)
+
+
+def device() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+
+
+def measure(study: Study, folder: Path) -> dict[str, Any]:
+    """The time of all rounds. The results are in `folder` then."""
     clock = Clock()
-    with tempfile.TemporaryDirectory() as folder:
-        finished = study_run.run(study, reading.as_text(study), Path(folder), clock, backend="local")
-        with Ledger.read(Path(folder)) as ledger:
-            ended = ledger.rows((key for keys in ledger.stages().values() for key in keys), whole=False)
-    clock.mark("end")
+    finished = study_run.run(study, reading.as_text(study), folder, clock, backend="local")
+    with Ledger.read(folder) as ledger:
+        ended = ledger.rows((key for keys in ledger.stages().values() for key in keys), whole=False)
     return {
-        "study": name,
-        "strategy": strategy,
+        "study": study.name,
+        "strategy": study.search.strategies[0],
         "complete": finished.complete,
         "rounds_s": round(clock.computing_s, 2),
-        "total_s": round(clock.marks["end"], 2),
         "trials": len(ended),
         "trial_rounds": sum(row.rounds for row in ended.values()),
-        "rounds": rounds,
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
+        "rounds": None,
+        "device": device(),
     }
 
 
+def repeat(results: Path, rounds: int) -> dict[str, Any]:
+    """The time of the first `rounds` rounds of all trials in a results folder."""
+    study, _ = study_run.recorded_study(results)
+    with Ledger.read(results) as ledger:
+        outcomes = ledger.outcomes(study.objective)
+    prepared = PreparedStudy.prepare(study)
+    with tempfile.TemporaryDirectory() as folder, Ledger.write(Path(folder)) as copy:
+        seconds, trials = _time_of_rounds(Sweep(prepared, copy), outcomes, rounds)
+    return {
+        "study": study.name,
+        "strategy": study.search.strategies[0],
+        "complete": True,
+        "rounds_s": round(seconds, 2),
+        "trials": trials,
+        "trial_rounds": trials * rounds,
+        "rounds": rounds,
+        "device": device(),
+    }
+
+
+def _time_of_rounds(sweep: Sweep, outcomes: dict[str, Outcome], rounds: int) -> tuple[float, int]:
+    """Repeat a finished sweep: every trial that waits runs a few rounds, and then has its recorded outcome."""
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    capacity = Capacity(FederationSize(1, 1.0, float(kind == "cuda")), 1, AUTO_LANES[kind])
+    server, seconds, trials = Server(Hosts(1, kind), kind), 0.0, 0
+    while not sweep.finished:
+        waiting = dict(sweep.waiting)
+        for pack in make_packs(waiting.values(), capacity):
+            server.open(pack, ProblemData.of(sweep.prepared.problems[pack[0].problem.key]))
+            began = time.perf_counter()
+            server.advance(rounds)
+            seconds += time.perf_counter() - began
+        trials += len(waiting)
+        sweep.ended({key: outcomes[key] for key in waiting})
+    return seconds, trials
+
+
+@contextmanager
+def _results_folder(keep: Path | None, strategy: str) -> Iterator[Path]:
+    if keep is not None:
+        yield keep / strategy
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("report", type=Path)
     parser.add_argument("--study", default="cifar10-resnet20")
-    parser.add_argument("--rounds", type=int, help="rounds of every trial; default: the study's")
-    parser.add_argument("--strategies", nargs="+", default=["surface", "grid"])
+    parser.add_argument("--strategies", nargs="+", default=STRATEGIES)
+    parser.add_argument("--keep", type=Path, help="folder for the results of each strategy")
+    parser.add_argument("--repeat", type=Path, help="folder of kept results")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds of every trial, with --repeat")
     options = parser.parse_args()
+    study, _ = reading.load(options.study)
     known = json.loads(options.report.read_text(encoding="utf-8")) if options.report.exists() else []
     for strategy in options.strategies:
-        if not any(
-            (e["study"], e["strategy"], e["rounds"]) == (options.study, strategy, options.rounds) for e in known
-        ):
-            known.append(measure(options.study, strategy, options.rounds))
-            print(json.dumps(known[-1]), flush=True)
-            options.report.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+        if any((e["study"], e["strategy"], e["device"]) == (study.name, strategy, device()) for e in known):
+            continue
+        if options.repeat:
+            known.append(repeat(options.repeat / strategy, options.rounds))
+        else:
+            with _results_folder(options.keep, strategy) as folder:
+                known.append(measure(searched_by(strategy, study), folder))
+        print(json.dumps(known[-1]), flush=True)
+        options.report.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import handmade_ledgers
 import numpy as np
 import pytest
 
+from benchmarks import search_time
 from benchmarks.replay import ROUNDS, RUNGS, Dense
 from benchmarks.searches import Plan, Task, measure, read
 
@@ -42,3 +44,20 @@ def test_every_strategy_can_be_replayed(table, strategy):
 
 def test_a_table_that_does_not_exist(tmp_path):
     assert read((tmp_path,), "fedsofim3-crc5") is None
+
+
+def test_the_time_of_a_search_is_measured_again_with_the_same_trials(tmp_path):
+    """Grid: 3 coarse and 4 fine configurations (0.1 is in both), two confirm seeds; 2 rounds each."""
+    axes = {"coarse": {"learning_rate": [0.01, 0.1, 1]}, "fine": {"learning_rate": [0.05, 0.1, 0.2, 0.5]}}
+    tiny = handmade_ledgers.study(
+        methods=[{"name": "dp-fedgd", **axes}],
+        epsilons=[1],
+        seeds={"search": [1], "contest": [], "confirm": [2, 3]},
+        search={"refine": "table"},
+    )
+    first = search_time.measure(search_time.searched_by("grid", tiny), tmp_path / "grid")
+    again = search_time.repeat(tmp_path / "grid", rounds=2)
+    assert first["trials"] == again["trials"] == 8
+    assert again["trial_rounds"] == 16
+    assert first["rounds_s"] > 0
+    assert again["rounds_s"] > 0
