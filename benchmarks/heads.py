@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,31 +27,35 @@ from trainables.models.shard import Shard
 from trainables.models.softmax import SoftmaxHead
 
 SHAPES_MEASURED = ((64, 10), (1280, 10), (768, 100))
-ROWS = {"cpu": 4_500, "cuda": 45_000}
+ROWS = 45_000
 CLIENTS, CENTRES = 20, 20
-LANES = {"cpu": 64, "cuda": 256}
+LANES = {"cpu": 16, "cuda": 256}
 PACKS = {"cpu": (8, 32, 128), "cuda": (8, 32, 128, 2048)}
 
 
-def gradient_seconds(head: SoftmaxHead, shard: Shard, theta: torch.Tensor, clip: torch.Tensor) -> float:
-    return best_seconds(lambda: centring.clipped_gradient_sum(head, shard, theta, clip), theta.device.type, 3)
+def seconds_of(calls: Mapping[str, Callable[[], object]], device: str, repetitions: int) -> dict[str, float]:
+    """The shortest time of each call. The calls take turns, because the speed of a machine changes. On a CPU it is
+    processor time, because other programs may run there."""
+    clock = time.perf_counter if device == "cuda" else time.process_time
+    shortest: dict[str, float] = {}
+    for repetition in range(repetitions + 1):  # the first is a warm-up
+        for name, call in calls.items():
+            began = clock()
+            call()
+            if device == "cuda":
+                torch.cuda.synchronize()
+            if repetition:
+                shortest[name] = min(shortest.get(name, math.inf), clock() - began)
+    return shortest
 
 
-def best_seconds(call: Callable[[], object], device: str, repetitions: int) -> float:
-    """The shortest time of a call. On a CPU it is processor time, because other programs may run there."""
-    seconds, clock = [], time.perf_counter if device == "cuda" else time.process_time
-    for _ in range(repetitions + 1):  # the first is a warm-up
-        began = clock()
-        call()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(clock() - began)
-    return min(seconds[1:])
+def gradient(head: SoftmaxHead, shard: Shard, theta: torch.Tensor, clip: torch.Tensor) -> Callable[[], object]:
+    return lambda: centring.clipped_gradient_sum(head, shard, theta, clip)
 
 
 def shard_of(features: int, classes: int, device: str) -> Shard:
     rng = np.random.default_rng(0)
-    rows = ROWS[device] // CLIENTS
+    rows = ROWS // CLIENTS
     parts = [
         (rng.standard_normal((rows, features), dtype=np.float32), rng.integers(0, classes, rows))
         for _ in range(CLIENTS)
@@ -63,10 +68,11 @@ def of_lanes(head: SoftmaxHead, lanes: int, device: str) -> tuple[torch.Tensor, 
     return theta.to(device), torch.full((lanes,), 1.0, device=device)
 
 
-def products_alone(features: int, classes: int, lanes: int, device: str) -> float:
-    """Seconds of x W and x^T R, for all rows and lanes."""
+def products_alone(features: int, classes: int, device: str) -> tuple[Callable[[], None], float]:
+    """Computes x W and x^T R for a chunk of the rows and a block of lanes; and what share of a round of one lane that
+    is."""
     block = SHAPES[device].lanes
-    rows = ROWS[device] if device == "cuda" else SHAPES[device].rows(classes)
+    rows = ROWS if device == "cuda" else SHAPES[device].rows(classes)
     x = torch.randn(rows, features, device=device)
     w, r = torch.randn(features, classes * block, device=device), torch.randn(rows, classes * block, device=device)
     out, back = torch.empty_like(r), torch.empty_like(w)
@@ -75,7 +81,7 @@ def products_alone(features: int, classes: int, lanes: int, device: str) -> floa
         torch.mm(x, w, out=out)
         torch.mm(x.T, r, out=back)
 
-    return best_seconds(both, device, 5) * ROWS[device] / rows * lanes / block
+    return both, rows * block / ROWS
 
 
 def measure(device: str) -> dict[str, Any]:
@@ -85,20 +91,24 @@ def measure(device: str) -> dict[str, Any]:
         shard, (theta, clip) = shard_of(features, classes, device), of_lanes(head, lanes, device)
         means = 0.1 * np.random.default_rng(1).standard_normal((CENTRES, features)).astype(np.float32)
         centred = shard.with_centres(Centres.of(means[np.arange(lanes) % CENTRES], device))
-        plain_s = gradient_seconds(head, shard, theta, clip)
-        centred_s = gradient_seconds(head, centred, theta, clip)
+        products, share = products_alone(features, classes, device)
+        calls = {
+            "plain": gradient(head, shard, theta, clip),
+            "centred": gradient(head, centred, theta, clip),
+            "products": products,
+        }
+        seconds = seconds_of(calls, device, 5)
         found[f"{features} x {classes}"] = {
-            "us_per_lane": 1e6 * plain_s / lanes,
-            "gemm_share": products_alone(features, classes, lanes, device) / plain_s,
-            "centred_ratio": centred_s / plain_s,
+            "us_per_lane": 1e6 * seconds["plain"] / lanes,
+            "gemm_share": seconds["products"] / share * lanes / seconds["plain"],
+            "centred_ratio": seconds["centred"] / seconds["plain"],
         }
         print(features, classes, found[f"{features} x {classes}"], flush=True)
     head, shard = SoftmaxHead(64, 10), shard_of(64, 10, device)
-    for lanes in PACKS[device]:
-        theta, clip = of_lanes(head, lanes, device)
-        seconds = gradient_seconds(head, shard, theta, clip)
-        found[f"{lanes} lanes"] = {"us_per_lane": 1e6 * seconds / lanes}
-        print(lanes, found[f"{lanes} lanes"], flush=True)
+    packs = {f"{lanes} lanes": gradient(head, shard, *of_lanes(head, lanes, device)) for lanes in PACKS[device]}
+    for (name, shortest), lanes in zip(seconds_of(packs, device, 3).items(), PACKS[device], strict=True):
+        found[name] = {"us_per_lane": 1e6 * shortest / lanes}
+        print(name, found[name], flush=True)
     return found
 
 

@@ -10,7 +10,7 @@ from importlib import metadata
 import numpy as np
 
 from trainables.models import kernels
-from trainables.models.kernels import LANES, TILE, Kernel
+from trainables.models.kernels import GROUP, LANES, TILE, Kernel
 
 ROWS, FEATURES, CLASSES = 2 * TILE + 9, 21, 5  # more than one tile, and no multiple of a vector
 
@@ -48,7 +48,7 @@ def _sums(wide: bool) -> tuple[np.ndarray, np.ndarray]:
     weights[:, :used] = draw.integers(-128, 128, (FEATURES, used)) / 128
     clip, of_lane, sizes = np.full(lanes, 0.75, np.float32), np.zeros(lanes, np.int64), np.array([ROWS])
     total, loss, clipped = np.zeros((FEATURES, columns)), np.empty(lanes), np.empty(lanes)
-    scratch = np.empty(TILE * columns + CLASSES * LANES, np.float32)
+    scratch = np.empty(GROUP * TILE * columns + CLASSES * LANES, np.float32)
     library.gradient_sums(
         *(array.ctypes.data for array in (x, norm, label, sizes)),
         *(1, 1, ROWS, FEATURES, CLASSES),

@@ -20,7 +20,7 @@ from trainables.models.compiled import (
     pointer,
     pointers,
 )
-from trainables.models.kernels import LANES, TILE
+from trainables.models.kernels import GROUP, LANES, TILE
 from trainables.models.shard import Diagnostics, Shard
 
 
@@ -72,5 +72,5 @@ def evaluate(shard: Shard, theta: torch.Tensor, q: int, classes: int) -> tuple[t
 
 
 def _scratch(layout: Layout) -> torch.Tensor:
-    """Memory for the intermediate results of a tile."""
-    return torch.empty(TILE * layout.columns + layout.outputs * LANES)
+    """Memory for the intermediate results of some tiles."""
+    return torch.empty(GROUP * TILE * layout.columns + layout.outputs * LANES)

@@ -1,19 +1,22 @@
 /* Matrix products of a tile of rows. Every number is one chain of multiply-adds, so its bits do not depend on the block
-it is computed in. With many features, factors are used in parts that fit the L1 cache. */
+it is computed in. With more than PART features, factors are used in parts that fit the cache. */
 
 #include "products.h"
 
-#define PART 256 /* features whose weights are used at a time */
-#define STRIP (8 * MOST_ROWS) /* features whose gradients are computed at a time, */
-#define ACROSS 160            /* for this many columns */
+#define STRIP (16 * MOST_ROWS) /* features whose gradients are computed at a time, */
+#define ACROSS 160             /* for this many columns */
 
 /* Store the result as floats, or add it to doubles (`added`). */
 INLINE void store_result(vector acc, const int added, void *into, int64_t at) {
     if (added) {
-        doubles total;
-        memcpy(&total, (double *)into + at, sizeof total);
-        total += __builtin_convertvector(acc, doubles);
-        memcpy((double *)into + at, &total, sizeof total);
+        double *to = (double *)into + at;
+        doubles first, second;
+        memcpy(&first, to, sizeof first);
+        memcpy(&second, to + WIDTH / 2, sizeof second);
+        first += first_half(acc);
+        second += second_half(acc);
+        memcpy(to, &first, sizeof first);
+        memcpy(to + WIDTH / 2, &second, sizeof second);
     } else
         store((float *)into + at, acc);
 }
@@ -70,18 +73,29 @@ INLINE void product_of(int64_t rows, const int N, const int added, int resumed, 
 }
 
 /* The whole product, in blocks of about equal size that fit the registers. Rows of b and of the result are `row` numbers
-apart. */
+apart. If that is far, a block's columns of b are copied first: every row would be on another page of memory. At most
+PART steps. */
 INLINE void multiply(const int added, int resumed, const float *a, int64_t a_row, int64_t a_step, int64_t rows,
                      const float *b, int64_t columns, int64_t row, int64_t steps, void *into) {
+    float packed[PART * MOST_VECTORS * WIDTH] __attribute__((aligned(64)));
     int64_t vectors = columns / WIDTH, across = (vectors + MOST_VECTORS - 1) / MOST_VECTORS;
     int64_t down = (rows + MOST_ROWS - 1) / MOST_ROWS, size = added ? sizeof(double) : sizeof(float);
     for (int64_t j = 0; j < across; j++) {
         int64_t from = vectors * j / across, count = vectors * (j + 1) / across - from, at = from * WIDTH;
+        const float *panel = b + at;
+        int64_t panel_row = row;
+        if (row > ACROSS) {
+            panel = packed, panel_row = count * WIDTH;
+            for (int64_t t = 0; t < steps; t++)
+                for (int64_t v = 0; v < count; v++)
+                    store(packed + (t * count + v) * WIDTH, load(b + t * row + at + v * WIDTH));
+        }
         for (int64_t i = 0; i < down; i++) {
             int64_t first = rows * i / down, some = rows * (i + 1) / down - first;
             const float *mine = a + first * a_row;
             void *there = (char *)into + (first * row + at) * size;
-#define CASE(N) case N: product_of(some, N, added, resumed, mine, a_row, a_step, b + at, row, steps, there, row); break;
+#define CASE(N)                                                                                                        \
+    case N: product_of(some, N, added, resumed, mine, a_row, a_step, panel, panel_row, steps, there, row); break;
             switch (count) {
                 CASE(1) CASE(2) CASE(3)
 #if MOST_VECTORS > 3
@@ -94,8 +108,10 @@ INLINE void multiply(const int added, int resumed, const float *a, int64_t a_row
 }
 
 void logits_of(const float *x, int64_t x_row, int64_t rows, int64_t q, const float *w, int64_t columns, float *z) {
-    for (int64_t k = 0; k < q; k += PART)
-        multiply(0, k > 0, x + k, x_row, 1, rows, w + k * columns, columns, columns, q - k < PART ? q - k : PART, z);
+    for (int64_t at = 0; at < columns; at += ACROSS)
+        for (int64_t k = 0; k < q; k += PART)
+            multiply(0, k > 0, x + k, x_row, 1, rows, w + k * columns + at,
+                     columns - at < ACROSS ? columns - at : ACROSS, columns, q - k < PART ? q - k : PART, z + at);
 }
 
 /* Not inlined, because every copy would take seconds to compile. */
@@ -105,21 +121,38 @@ static __attribute__((noinline)) void multiply_and_add(const float *a, int64_t a
     multiply(1, 0, a, a_row, a_step, rows, b, columns, row, steps, into);
 }
 
+/* Some columns of `rows` rows of x, next to each other, in the order that `product` reads fastest. Rows are longer than
+needed: with a power of two, many would compete for the same place in the cache. */
+#ifdef BY_NUMBER
+#define STRIP_ROW 1
+#define STRIP_FEATURE (TILE + 16)
+#else
+#define STRIP_ROW (STRIP + 16)
+#define STRIP_FEATURE 1
+#endif
+INLINE void copy_strip(const float *x, int64_t x_row, int64_t rows, int64_t features, float *to) {
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t f = 0; f < features; f++) to[f * STRIP_FEATURE + row * STRIP_ROW] = x[row * x_row + f];
+}
+
 void add_gradient(const float *x, int64_t x_row, int64_t rows, int64_t q, const float *residuals, int64_t columns,
                   double *total) {
+#define EACH_TILE for (int64_t tile = 0, some; some = rows - tile < TILE ? rows - tile : TILE, tile < rows; tile += TILE)
     if (q <= PART) {
-        multiply_and_add(x, 1, x_row, q, residuals, columns, columns, rows, total);
+        EACH_TILE
+            multiply_and_add(x + tile * x_row, 1, x_row, q, residuals + tile * columns, columns, columns, some, total);
         return;
     }
-    float transposed[STRIP * TILE];
-    for (int64_t at = 0; at < columns; at += ACROSS)
-        for (int64_t k = 0; k < q; k += STRIP) {
-            int64_t features = q - k < STRIP ? q - k : STRIP;
-            for (int64_t row = 0; row < rows; row++)
-                for (int64_t f = 0; f < features; f++) transposed[f * TILE + row] = x[row * x_row + k + f];
-            multiply_and_add(transposed, TILE, 1, features, residuals + at,
-                             columns - at < ACROSS ? columns - at : ACROSS, columns, rows, total + k * columns + at);
-        }
+    float strip[GROUP][(STRIP + 16) * (TILE + 16)];
+    for (int64_t k = 0; k < q; k += STRIP) {
+        int64_t features = q - k < STRIP ? q - k : STRIP;
+        EACH_TILE copy_strip(x + tile * x_row + k, x_row, some, features, strip[tile / TILE]);
+        for (int64_t at = 0; at < columns; at += ACROSS)
+            EACH_TILE
+                multiply_and_add(strip[tile / TILE], STRIP_FEATURE, STRIP_ROW, features, residuals + tile * columns + at,
+                                 columns - at < ACROSS ? columns - at : ACROSS, columns, some, total + k * columns + at);
+    }
+#undef EACH_TILE
 }
 
 /* ---- a different matrix per lane, lanes interleaved */

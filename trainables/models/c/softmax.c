@@ -16,7 +16,7 @@ the rows of a tile, tiles are added in double precision, and the elementwise par
 `wide`: columns are (classes, LANES) and `clip` is (blocks, LANES); else columns are classes, padded with zeros to whole
 vectors, and `clip` is (blocks). `automatic`: automatic clipping.
 `total` (blocks, clients, q, columns), initially zero. `loss`, `clipped`: (blocks, clients, LANES or 1), or null.
-`scratch`: TILE * columns + classes * LANES floats. */
+`scratch`: GROUP * TILE * columns + classes * LANES floats. */
 
 int64_t vector_width(void) { return WIDTH; }
 
@@ -24,23 +24,27 @@ void gradient_sums(const float *x, const float *norm, const int64_t *label, cons
                    int64_t clients, int64_t most, int64_t q, int64_t classes, const float *w, int64_t of_client,
                    int64_t blocks, int64_t wide, const float *clip, const int64_t *norm_of_lane, int64_t automatic,
                    double *total, double *loss, double *clipped, float *scratch) {
-    int64_t columns = columns_of(classes, wide), lanes = wide ? LANES : 1;
-    float *z = scratch, *transposed = scratch + TILE * columns;
+    int64_t columns = columns_of(classes, wide), lanes = wide ? LANES : 1, most_rows = q > PART ? GROUP * TILE : TILE;
+    float *z = scratch, *transposed = scratch + GROUP * TILE * columns;
     for (int64_t block = 0; block < blocks; block++)
         for (int64_t client = 0; client < clients; client++) {
             int64_t which = block * clients + client;
             const float *weights = w + (of_client ? which : block) * q * columns;
             lane_sums totals = {0};
-            for (int64_t first = 0; first < sizes[client]; first += TILE) {
-                int64_t row = client * most + first, left = sizes[client] - first, rows = left < TILE ? left : TILE;
-                row_norms norms = {norm + row * norm_columns, norm_columns, norm_of_lane + block * lanes};
-                tile_sums of[LANES];
-                reset(of);
-                logits_of(x + row * q, q, rows, q, weights, columns, z);
-                residuals_of_tile(z, rows, classes, columns, wide, label + row, &norms, clip + block * lanes, automatic,
-                                  transposed, 0, loss ? of : 0);
-                add_gradient(x + row * q, q, rows, q, z, columns, total + which * q * columns);
-                add_tile(&totals, of);
+            for (int64_t first = 0, rows; first < sizes[client]; first += rows) {
+                rows = sizes[client] - first < most_rows ? sizes[client] - first : most_rows;
+                const float *mine = x + (client * most + first) * q;
+                logits_of(mine, q, rows, q, weights, columns, z);
+                for (int64_t tile = 0; tile < rows; tile += TILE) {
+                    int64_t row = client * most + first + tile, some = rows - tile < TILE ? rows - tile : TILE;
+                    row_norms norms = {norm + row * norm_columns, norm_columns, norm_of_lane + block * lanes};
+                    tile_sums of[LANES];
+                    reset(of);
+                    residuals_of_tile(z + tile * columns, some, classes, columns, wide, label + row, &norms,
+                                      clip + block * lanes, automatic, transposed, 0, loss ? of : 0);
+                    add_tile(&totals, of);
+                }
+                add_gradient(mine, q, rows, q, z, columns, total + which * q * columns);
             }
             if (loss) {
                 memcpy(loss + which * lanes, totals.loss, lanes * sizeof *loss);

@@ -41,7 +41,7 @@ _Static_assert(LANES % WIDTH == 0 && TILE % LANES == 0 && LANES <= 32 && 32 % LA
 
 typedef float vector __attribute__((vector_size(4 * WIDTH)));
 typedef int32_t integers __attribute__((vector_size(4 * WIDTH)));
-typedef double doubles __attribute__((vector_size(8 * WIDTH)));
+typedef double doubles __attribute__((vector_size(4 * WIDTH))); /* half as many numbers */
 
 INLINE vector load(const float *from) {
     vector values;
@@ -62,6 +62,32 @@ INLINE vector all(float value) {
     return value - (vector){0}; /* value + 0 would make -0 a 0 */
 #endif
 }
+
+/* The halves of a vector in double precision. __builtin_convertvector would pass a vector twice as wide through memory. */
+#if defined(__AVX512F__)
+INLINE doubles first_half(vector a) { return (doubles)_mm512_cvtps_pd(_mm512_castps512_ps256((__m512)a)); }
+INLINE doubles second_half(vector a) {
+    return (doubles)_mm512_cvtps_pd((__m256)_mm512_extractf64x4_pd((__m512d)a, 1));
+}
+#elif defined(__AVX__)
+INLINE doubles first_half(vector a) { return (doubles)_mm256_cvtps_pd(_mm256_castps256_ps128((__m256)a)); }
+INLINE doubles second_half(vector a) { return (doubles)_mm256_cvtps_pd(_mm256_extractf128_ps((__m256)a, 1)); }
+#elif defined(__ARM_NEON) && defined(__aarch64__)
+INLINE doubles first_half(vector a) { return (doubles)vcvt_f64_f32(vget_low_f32((float32x4_t)a)); }
+INLINE doubles second_half(vector a) { return (doubles)vcvt_high_f64_f32((float32x4_t)a); }
+#else
+typedef float half_vector __attribute__((vector_size(2 * WIDTH)));
+INLINE doubles first_half(vector a) {
+    half_vector half;
+    memcpy(&half, &a, sizeof half);
+    return __builtin_convertvector(half, doubles);
+}
+INLINE doubles second_half(vector a) {
+    half_vector half;
+    memcpy(&half, (const char *)&a + sizeof half, sizeof half);
+    return __builtin_convertvector(half, doubles);
+}
+#endif
 
 INLINE vector where(integers yes, vector a, vector b) {
     return (vector)(((integers)a & yes) | ((integers)b & ~yes));
