@@ -8,8 +8,10 @@ checked="--require-hashes --no-deps"
 # uv does not read pip's configuration: pass on its find-links
 links=$($pip config list | sed -n "s/^.*find-links='\(.*\)'$/\1/p" | tr ' ' '\n' | sort -u | sed 's/^/--find-links=/')
 
-with_uv() {  # compile bytecode now, as pip does; otherwise every process of the first sweep compiles its imports
-  .venv/bin/uv pip install --python .venv/bin/python --compile-bytecode --quiet $checked $links -r "$1"
+# --compile-bytecode, as pip does: otherwise every process of the first sweep compiles its imports.
+# --system-certs, as pip does: a company's proxy may sign with a certificate that only the system knows.
+with_uv() {
+  .venv/bin/uv pip install --python .venv/bin/python --compile-bytecode --system-certs --quiet $checked $links -r "$1"
 }
 
 install() {

@@ -14,8 +14,11 @@ from pathlib import Path
 HEADER = "# Written by 'make lock'; installed by tools/install.sh, which checks the hashes.\n"
 BUILD = ("setuptools", "uv")
 CUDA = re.compile("(cuda|nvidia)-|(torch|triton)$")
-CPU_BUILDS = ("84453b69508ec79902f899c5ed9495acb9e2bbe9fda5f1d5d6f19e3c3842e1a7",)
-"""Hashes of torch+cpu, which PyPI does not have: for ARM and Python 3.11, from download.pytorch.org."""
+CPU_BUILDS = (
+    "6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b",  # x86
+    "84453b69508ec79902f899c5ed9495acb9e2bbe9fda5f1d5d6f19e3c3842e1a7",  # ARM
+)
+"""Hashes of torch+cpu, which PyPI does not have: wheels of download.pytorch.org for Python 3.11."""
 
 Lock = dict[str, str]
 """Package -> its lines in a lock file."""
