@@ -31,6 +31,7 @@ from trainables.federation.server import Server, run_pack
 from trainables.federation.trial_spec import DataSpec, ProblemSpec
 from trainables.models.network_settings import NETWORKS, NetworkSettings
 from trainables.models.shard import Shard
+from trainables.models.tail import Tail
 from trainables.privacy.plan import PrivacySettings
 
 EXAMPLE = REPOSITORY / "examples" / "plugin" / "tiny_transformer.py"
@@ -154,6 +155,32 @@ def test_lanes_and_clients_do_not_change_bits(text, features, device):
             one = slice(lane, lane + 1)
             alone, _ = model.clipped_gradient_sum(Shard.build([clients[client]], device), theta[one], clip[one])
             assert torch.equal(alone[0, 0], together[client, lane])
+
+
+@pytest.mark.parametrize("count", [0, 5, 6])
+def test_a_sample_is_computed_with_as_many_rows_as_are_public(count, monkeypatch):
+    """Algorithms are chosen by the number of rows. The padding counts nothing: the sum is that of the rows alone."""
+    model = models.parse(IMAGES, features=PIXELS, classes=CLASSES)
+    whole, x, labels = shard_of(model)
+    theta = 0.1 * torch.randn(1, model.dimension, generator=torch.Generator().manual_seed(3))
+    clip, computed, original = torch.tensor([0.7]), [], Tail.gradients
+    monkeypatch.setattr(
+        Tail, "gradients", lambda tail, x, *rest: (computed.append(len(x)), original(tail, x, *rest))[1]
+    )
+    found, diagnostics = model.clipped_gradient_sum(
+        whole.sample([np.arange(count)], multiple=8), theta, clip, diagnose=True
+    )
+    assert computed == [8]
+    if count == 0:
+        assert not found.any()
+        assert not diagnostics.loss.any()
+        assert not diagnostics.clipped.any()
+        return
+    alone = Shard.build([(models.at_cut(model, x[:count]), labels[:count])])
+    expected, of_alone = model.clipped_gradient_sum(alone, theta, clip, diagnose=True)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(diagnostics.loss, of_alone.loss)
+    assert torch.equal(diagnostics.clipped, of_alone.clipped)
 
 
 def test_the_model_contract_holds():

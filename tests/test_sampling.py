@@ -12,9 +12,10 @@ import torch
 from dp_accounting import pld, rdp
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import norm
+from scipy.stats import binom, norm
 
 from trainables.errors import UserError
+from trainables.federation.batch_round import most_sampled
 from trainables.federation.client_host import ClientHost
 from trainables.federation.pack import client_work, plan_of
 from trainables.federation.problem import ProblemData
@@ -52,6 +53,13 @@ def test_a_sample_of_a_shard_is_the_shard_of_the_sample(masks, seed, scale):
             continue
         expected, _ = head.clipped_gradient_sum(Shard.build([(x[mask], y[mask])]), theta, clip)
         torch.testing.assert_close(found[client], expected[0], rtol=1e-5, atol=1e-6)
+
+
+@given(st.integers(1, 10**5), st.floats(0.001, 0.999))
+def test_a_sample_hardly_ever_exceeds_its_public_size(rows, rate):
+    most = most_sampled(rows, rate)
+    assert 1 <= most <= rows
+    assert binom.sf(most, rows, rate) < 1e-8
 
 
 # ---- what a client draws

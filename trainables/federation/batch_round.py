@@ -156,8 +156,9 @@ class BatchRound:
             return Sample(self._all_rows, rate)
         if not self._program.samples:
             raise RuntimeError(f"{self._program.name} samples rows: its `samples` must be true")
+        most = most_sampled(int(self.size.max()), rate)
         parts: list[tuple[slice | torch.Tensor, Shard]] = [
-            (lanes, self._shard.sample(self.sampled_rows(int(seed), rate, step)))
+            (lanes, self._shard.sample(self.sampled_rows(int(seed), rate, step), most))
             for seed, lanes in zip(self._lanes.seeds, self._lanes.lanes_of_seed, strict=True)
         ]
         return Sample(parts, rate)
@@ -242,3 +243,8 @@ class BatchRound:
         total = self._feature_sums()
         noise = self.distinct_noise(CENTRE, total.shape[2])
         return total / self.size + noise if self._level == "user" else (total + noise) / self.size
+
+
+def most_sampled(rows: int, rate: float) -> int:
+    """A public number of rows that a sample hardly ever exceeds: more than six standard deviations above its mean."""
+    return min(rows, math.ceil(rate * rows + 6 * math.sqrt(rate * (1 - rate) * rows)) + 6)

@@ -185,10 +185,12 @@ class ClientHost:
     def _load(self, work: ClientWork) -> None:
         """Load the clients' rows and centre them, unless this is done already."""
         clients, sizes = work.assignment[self.index], work.data.sizes
-        # on a CPU, one client per batch: samples vary in size, and clients that do not take part need not be computed
-        apart = work.program.samples or work.program.participation < 1
-        # rows are rounded to `precision` after centring; a network centres the inputs of its head, not its rows
         model = work.data.model
+        # one client per batch: samples vary in size, and clients that do not take part need not be computed. Networks
+        # compute clients one by one anyway; for other models, a GPU needs many rows at a time
+        one_by_one = self.device == "cpu" or isinstance(model, NetworkModel)
+        apart = one_by_one and (work.program.samples or work.program.participation < 1)
+        # rows are rounded to `precision` after centring; a network centres the inputs of its head, not its rows
         centred = work.preprocesses and not isinstance(model, NetworkModel)
         precision = "float32" if centred else work.precision
         wanted = f"{work.data.key}:{clients}:{apart}:{precision}"

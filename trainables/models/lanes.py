@@ -51,14 +51,14 @@ class Shape:
     ) -> list[tuple[tuple[int, ...], int]]:
         """Groups of clients to compute together, and the rows that each client is padded to. On a CPU the rows depend
         on the client alone: the number of rows can change the rounding, the other clients cannot.
-        `weights`: number of weights in one lane. `apart`: on a CPU, compute one client at a time."""
+        `weights`: number of weights in one lane. `apart`: compute one client at a time."""
+        if apart:
+            return [((client,), sizes[client]) for client in clients]
         if self.rows_together is None:
             # clients of similar size together, which needs less padding
             by_size = sorted(clients, key=lambda client: (-sizes[client], client))
             cut = [by_size[start : start + MAX_CLIENTS] for start in range(0, len(by_size), MAX_CLIENTS)]
             return [(tuple(sorted(some)), sizes[some[0]]) for some in cut]
-        if apart:
-            return [((client,), sizes[client]) for client in clients]
         by_rows: dict[int, list[int]] = {}
         for client in clients:
             size = sizes[client]

@@ -72,17 +72,16 @@ class NormLayer(Layer):
     def __init__(self, name: str, module: Any, scale: float) -> None:
         super().__init__(name, module, scale)
         self.batch = isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d)
+        self._last: tuple[Mapping[str, Tensor], tuple[Tensor, Tensor, Tensor]] | None = None
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {f"{self.name}.{name}": tuple(parameter.shape) for name, parameter in self.module.named_parameters()}
 
     def compute(self, x: Tensor) -> Tensor:
-        weight, bias = self._parameters()
         if self.batch:
-            inverse = self._inverse_deviation()
-            factor = weight * inverse
-            shift = bias - self.module.running_mean.float() * factor  # type: ignore[operator]
+            _, factor, shift = self._batch_factors()
             return torch.addcmul(_channels(shift, x), x, _channels(factor, x))
+        weight, bias = self._parameters()
         normal = self._normalised(x)
         if isinstance(self.module, nn.LayerNorm):
             return normal * weight.to(x.dtype) + bias.to(x.dtype)
@@ -91,7 +90,7 @@ class NormLayer(Layer):
     def gradients(self, x: Tensor, error: Tensor) -> list[Gradients]:
         if self.batch:
             of_weight, of_bias = centred_sums(x, error, self.module.running_mean)  # type: ignore[arg-type]
-            of_weight = of_weight * self._inverse_deviation()
+            of_weight = of_weight * self._batch_factors()[0]
         else:
             of_weight = self._sum((self._normalised(x) * error).float())
             of_bias = self._sum(error.float())
@@ -112,8 +111,16 @@ class NormLayer(Layer):
             return weight, torch.zeros_like(weight)
         return weight, own["bias"].float() + self.values[f"{self.name}.bias"] * self.scale
 
-    def _inverse_deviation(self) -> Tensor:
-        return torch.rsqrt(self.module.running_var.float() + self.module.eps)  # type: ignore[operator]
+    def _batch_factors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Of batch norm: the inverse deviation, and the factor and shift of its inputs. They are computed once for the
+        same mapping of values, which many blocks of rows share."""
+        if self._last is None or self._last[0] is not self.values:
+            weight, bias = self._parameters()
+            inverse = torch.rsqrt(self.module.running_var.float() + self.module.eps)  # type: ignore[operator]
+            factor = weight * inverse
+            shift = bias - self.module.running_mean.float() * factor  # type: ignore[operator]
+            self._last = self.values, (inverse, factor, shift)
+        return self._last[1]
 
     def _normalised(self, x: Tensor) -> Tensor:
         if isinstance(self.module, nn.LayerNorm):

@@ -111,6 +111,7 @@ class NetworkModel(Head):
         automatic: bool = False,
     ) -> tuple[torch.Tensor, Diagnostics | None]:
         per_client = theta if theta.dim() == 3 else theta.expand(shard.clients, *theta.shape)
+        shared = [self.arrays(theta[lane]) for lane in range(len(theta))] if theta.dim() == 2 else []
         total = torch.zeros(per_client.shape, dtype=torch.float64, device=theta.device)
         losses = torch.zeros(per_client.shape[:2], dtype=theta.dtype, device=theta.device)
         clipped = torch.zeros_like(losses)
@@ -120,16 +121,18 @@ class NetworkModel(Head):
         tail = self._tail(theta.device.type, dtype)
         for client, rows in self._blocks(shard):
             x, labels = self._at_cut_shape(shard.x[client, rows, :-1].to(dtype)), shard.y[client, rows]
+            real = torch.isfinite(shard.norm[client, rows, 0])
             for lane in range(theta.shape[-2]):
+                arrays = shared[lane] if shared else self.arrays(per_client[client, lane])
                 centre = None if centres is None else centres.means[centres.of_lane[lane]]
                 with torch.no_grad(), _fixed_algorithms():
-                    found, loss = tail.gradients(x, labels, self.arrays(per_client[client, lane]), centre)
+                    found, loss = tail.gradients(x, labels, arrays, centre)
                     norms = torch.stack([part.squared_norms() for part in found]).sum(0).sqrt()
-                    finite = torch.isfinite(norms)
+                    finite = torch.isfinite(norms) & real
                     factors = factors_(norms.where(finite, 1), bounds[lane], automatic).where(finite, 0)
                     total[client, lane] += torch.cat([part.weighted_sum(factors) for part in found])
-                losses[client, lane] += loss.sum()
-                clipped[client, lane] += (factors < 1).sum()
+                losses[client, lane] += loss.where(real, 0).sum()
+                clipped[client, lane] += ((factors < 1) & real).sum()
         return total, Diagnostics(losses, clipped) if diagnose else None
 
     def scores(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -190,9 +193,11 @@ class NetworkModel(Head):
         return min(LARGEST_BLOCK, 1 << max(3, fits.bit_length() - 1))
 
     def _blocks(self, shard: Shard) -> Iterator[tuple[int, slice]]:
-        """Blocks of rows of every client, without the padding, which comes last."""
+        """Blocks of rows of every client, without the padding, which comes last. A sample is computed with its padding:
+        algorithms are chosen, and round, by the number of rows, so it must be a public number."""
         step = self._block(shard.x.device.type)
-        for client, count in enumerate(shard.real_rows.tolist()):
+        counts = [shard.rows] * shard.clients if shard.is_sample else shard.real_rows.tolist()
+        for client, count in enumerate(counts):
             for start in range(0, count, step):
                 yield client, slice(start, min(start + step, count))
 

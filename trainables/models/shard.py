@@ -47,6 +47,8 @@ class Shard:
     rounded features count as the client's data. A GPU stores them in half the memory."""
     centres: Centres | None = None
     """The centres of the lanes; `x` has the raw features. None: `x` has the features that all lanes use."""
+    is_sample: bool = False
+    """Whether the rows are a random sample. Then only the padded number of rows is public."""
 
     @classmethod
     def build(
@@ -136,9 +138,9 @@ class Shard:
         norm = self.norm[clients, rows]
         return norm if self.centres is None else norm[..., lanes]
 
-    def sample(self, chosen: Sequence[NDArray[np.int64]]) -> Shard:
-        """The chosen rows of every client; `size` does not change."""
-        longest = max(1, *(len(rows) for rows in chosen))
+    def sample(self, chosen: Sequence[NDArray[np.int64]], multiple: int = 1) -> Shard:
+        """The chosen rows of every client, padded to a multiple of this number of rows; `size` does not change."""
+        longest = -(-max(1, *(len(rows) for rows in chosen)) // multiple) * multiple
         index = np.zeros((len(chosen), longest), dtype=np.int64)
         padding = np.ones((len(chosen), longest, 1), dtype=bool)
         for client, rows in enumerate(chosen):
@@ -148,7 +150,7 @@ class Shard:
         pick = (torch.arange(len(chosen), device=device).unsqueeze(1), torch.from_numpy(index).to(device))
         is_padding = torch.from_numpy(padding).to(device)
         x, norm = self.x[pick].masked_fill_(is_padding, 0), self.norm[pick].masked_fill_(is_padding, math.inf)
-        return replace(self, x=x, norm=norm, y=self.y[pick])
+        return replace(self, x=x, norm=norm, y=self.y[pick], is_sample=True)
 
     def gram(self, bound: float) -> torch.Tensor:
         """For every client, sum of x x^T over its rows, every x clipped to l2 norm `bound`; flattened, in float64."""
