@@ -15,6 +15,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from orchestrator.execution import study_run
+from orchestrator.execution.packing import passes
 from orchestrator.execution.progress import View
 from orchestrator.execution.training import saved_model, set_up, train
 from orchestrator.execution.training_options import TrainingOptions
@@ -222,6 +223,18 @@ def test_first_order_methods_train_it(method):
     pack.check(spec, problem)
     (result,) = run_pack([spec], ProblemData.of(problem)).values()
     assert result.state == "done"
+
+
+def test_sampled_steps_of_a_network_count_as_a_pass_over_all_rows():
+    """A round of two steps on a fifth of a tenth of the rows. Other models need time in proportion to the rows."""
+    hypers = {"local_steps": 2, "sampling_rate": 0.2, "participation": 0.1}
+    of_network, of_head = (trial(problem_of(text), "dp-fedadamw", hypers) for text in (ALL, "softmax"))
+    assert passes(of_network) == 1
+    assert passes(of_head) == pytest.approx(2 * 0.2 * 0.1)
+    program, (network, head) = pack.program_of(of_head), (problem_of(text).model for text in (ALL, "softmax"))
+    assert pack.is_computed_client_by_client(program, network, "cuda")
+    assert pack.is_computed_client_by_client(program, head, "cpu")
+    assert not pack.is_computed_client_by_client(program, head, "cuda")
 
 
 @pytest.mark.parametrize("method", ["dp-fedfc", "dp-fednew", "dp-fednewton"])

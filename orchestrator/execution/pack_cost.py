@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.execution.packing import passes
-from trainables.federation.pack import program_of
+from trainables.federation.pack import is_computed_client_by_client, program_of
 from trainables.federation.problem import Problem
 from trainables.federation.trial_spec import TrialSpec
 from trainables.models import operations
@@ -25,13 +25,13 @@ class PackCost:
 
     @classmethod
     def of(cls, pack: Sequence[TrialSpec], problem: Problem, device: str) -> PackCost:
-        first, sizes, program = pack[0], problem.partition.sizes, program_of(pack[0])
-        apart = program.samples or program.participation < 1
-        batches = SHAPES[device].batches(range(len(sizes)), sizes, problem.model.dimension, apart)
+        first, sizes, model = pack[0], problem.partition.sizes, problem.model
+        apart = is_computed_client_by_client(program_of(first), model, device)
+        batches = SHAPES[device].batches(range(len(sizes)), sizes, model.dimension, apart)
         rows = sum(len(clients) * padded for clients, padded in batches)
         steps = first.last_round * float(first.hyperparameters.get("local_steps", 1))
         noises = len(sizes) * len({trial.seed for trial in pack})  # drawn once for all lanes of a seed
         return cls(
-            operations(problem.model) * rows * sum(trial.last_round * passes(trial) for trial in pack),
+            operations(model) * rows * sum(trial.last_round * passes(trial) for trial in pack),
             steps * (len(batches) * CALL_S + noises * NOISE_S),
         )

@@ -14,6 +14,7 @@ from trainables.federation.federation_size import FederationSize
 from trainables.federation.pack import PackGroup, pack_group
 from trainables.federation.trial_spec import TrialSpec
 from trainables.models.lanes import SHAPES
+from trainables.models.network_settings import is_network
 
 AUTO_LANES = {"cpu": 128, "cuda": 2048}
 HOSTS_PER_FEDERATION = 4  # more hosts wait longer for one another; further cores run another federation
@@ -131,9 +132,10 @@ def _times(available: float, amount: float, name: str) -> int:
 
 
 def passes(trial: TrialSpec) -> float:
-    """Passes over all rows per round."""
+    """Passes over all rows per round. For a network at least 1: steps on few rows take as long as one on many."""
     hypers = trial.hyperparameters
-    return math.prod(float(hypers.get(name, 1)) for name in ("local_steps", "sampling_rate", "participation"))
+    count = math.prod(float(hypers.get(name, 1)) for name in ("local_steps", "sampling_rate", "participation"))
+    return max(1.0, count) if is_network(trial.problem.model) else count
 
 
 def work(pack: Sequence[TrialSpec], rows: int, device: str) -> float:

@@ -17,7 +17,7 @@ from trainables.federation.batch_round import Batch, BatchRound, Diagnostics
 from trainables.federation.denormals import flush_denormals
 from trainables.federation.exact_sum import to_grid
 from trainables.federation.lane_vectors import LaneVectors
-from trainables.federation.pack import ClientWork
+from trainables.federation.pack import ClientWork, is_computed_client_by_client
 from trainables.federation.staging import Staging
 from trainables.methods.base import State
 from trainables.models import Model, at_cut, centring
@@ -186,10 +186,7 @@ class ClientHost:
         """Load the clients' rows and centre them, unless this is done already."""
         clients, sizes = work.assignment[self.index], work.data.sizes
         model = work.data.model
-        # one client per batch: samples vary in size, and clients that do not take part need not be computed. Networks
-        # compute clients one by one anyway; for other models, a GPU needs many rows at a time
-        one_by_one = self.device == "cpu" or isinstance(model, NetworkModel)
-        apart = one_by_one and (work.program.samples or work.program.participation < 1)
+        apart = is_computed_client_by_client(work.program, model, self.device)
         # rows are rounded to `precision` after centring; a network centres the inputs of its head, not its rows
         centred = work.preprocesses and not isinstance(model, NetworkModel)
         precision = "float32" if centred else work.precision

@@ -57,6 +57,12 @@ def program_of(trial: TrialSpec) -> ClientProgram:
     return methods.get(trial.method).program(hypers, trial.privacy.level)
 
 
+def is_computed_client_by_client(program: ClientProgram, model: Model, device: str) -> bool:
+    """Whether a host computes one client at a time: samples vary in size, and clients that do not take part need not be
+    computed. Networks compute clients one by one anyway; for other models a GPU needs many rows at a time."""
+    return (device == "cpu" or isinstance(model, NetworkModel)) and (program.samples or program.participation < 1)
+
+
 def plan_of(trial: TrialSpec, sizes: Sequence[int]) -> PrivacyPlan:
     """The mechanism of a trial and its account."""
     method = methods.get(trial.method)
