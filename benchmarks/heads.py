@@ -69,8 +69,7 @@ def of_lanes(head: SoftmaxHead, lanes: int, device: str) -> tuple[torch.Tensor, 
 
 
 def products_alone(features: int, classes: int, device: str) -> tuple[Callable[[], None], float]:
-    """Computes x W and x^T R for a chunk of the rows and a block of lanes; and what share of a round of one lane that
-    is."""
+    """A function that computes x W and x^T R for some rows and lanes, and how many rounds of one lane that is."""
     block = SHAPES[device].lanes
     rows = ROWS if device == "cuda" else SHAPES[device].rows(classes)
     x = torch.randn(rows, features, device=device)

@@ -1,13 +1,12 @@
 """Time spent in rounds by a study, searched by `grid` and by `surface`, in one process.
 
     python -m benchmarks.search_time REPORT.json [--study cifar10-resnet20] [--keep FOLDER]
-    python -m benchmarks.search_time REPORT.json --repeat FOLDER [--rounds 2]
+    python -m benchmarks.search_time REPORT.json --repeat FOLDER [--rounds 2] [--device NAME]
 
-The first form runs the study; strategies that the report has are not run again. `--keep` keeps their results.
-
-The second form takes kept results, and trains the first rounds of the same trials on this machine. A trial's rounds
-take equally long, so the ratio is that of the whole study. A study with fewer rounds would be searched differently:
-with few rounds, more local steps look better, and they cost more.
+The first form runs the study; `--keep` keeps the results. The second form takes kept results and trains a few rounds of
+the same trials on this machine. A trial's rounds take equally long, so the time of each pack is multiplied by the
+number of its rounds. A study with fewer rounds would be searched differently: with few rounds, more local steps look
+better, and they cost more. Entries that the report has are not measured again.
 """
 
 from __future__ import annotations
@@ -24,13 +23,14 @@ from typing import Any
 
 from orchestrator.bench.clock import Clock
 from orchestrator.execution import study_run
-from orchestrator.execution.packing import AUTO_LANES, Capacity, make_packs
+from orchestrator.execution.packing import Capacity, lanes_per_pack, make_packs
 from orchestrator.execution.sweep import Sweep
 from orchestrator.results.ledger import Ledger
 from orchestrator.search.candidates import Outcome
 from orchestrator.study import reading
 from orchestrator.study.cells import PreparedStudy
 from orchestrator.study.study import Study
+from trainables.errors import UserError
 from trainables.federation.federation_size import FederationSize
 from trainables.federation.hosts import Hosts
 from trainables.federation.problem import ProblemData
@@ -68,8 +68,9 @@ def measure(study: Study, folder: Path) -> dict[str, Any]:
     }
 
 
-def repeat(results: Path, rounds: int) -> dict[str, Any]:
-    """The time of the first `rounds` rounds of all trials in a results folder."""
+def repeat(results: Path, rounds: int, name: str) -> dict[str, Any]:
+    """The time in rounds of all trials in a results folder, from that of `rounds` rounds of each. `name`: of the
+    device."""
     study, _ = study_run.recorded_study(results)
     with Ledger.read(results) as ledger:
         outcomes = ledger.outcomes(study.objective)
@@ -84,22 +85,27 @@ def repeat(results: Path, rounds: int) -> dict[str, Any]:
         "trials": trials,
         "trial_rounds": trials * rounds,
         "rounds": rounds,
-        "device": device(),
+        "device": name,
     }
 
 
 def _time_of_rounds(sweep: Sweep, outcomes: dict[str, Outcome], rounds: int) -> tuple[float, int]:
-    """Repeat a finished sweep: every trial that waits runs a few rounds, and then has its recorded outcome."""
+    """Repeat a finished sweep: every trial that waits runs a few rounds, and then has its recorded outcome. The first
+    round, in which rows are loaded, is not timed."""
     kind = "cuda" if torch.cuda.is_available() else "cpu"
-    capacity = Capacity(FederationSize(1, 1.0, float(kind == "cuda")), 1, AUTO_LANES[kind])
+    lanes = lanes_per_pack(sweep.prepared.study.resources, kind)
+    capacity = Capacity(FederationSize(1, 1.0, float(kind == "cuda")), 1, lanes)
     server, seconds, trials = Server(Hosts(1, kind), kind), 0.0, 0
     while not sweep.finished:
         waiting = dict(sweep.waiting)
+        if missing := waiting.keys() - outcomes.keys():
+            raise UserError(f"the search proposes {len(missing)} trials that the results do not have")
         for pack in make_packs(waiting.values(), capacity):
             server.open(pack, ProblemData.of(sweep.prepared.problems[pack[0].problem.key]))
+            server.advance(1)
             began = time.perf_counter()
-            server.advance(rounds)
-            seconds += time.perf_counter() - began
+            server.advance(1 + rounds)
+            seconds += (time.perf_counter() - began) * pack[0].last_round / rounds
         trials += len(waiting)
         sweep.ended({key: outcomes[key] for key in waiting})
     return seconds, trials
@@ -108,6 +114,8 @@ def _time_of_rounds(sweep: Sweep, outcomes: dict[str, Outcome], rounds: int) -> 
 @contextmanager
 def _results_folder(keep: Path | None, strategy: str) -> Iterator[Path]:
     if keep is not None:
+        if (keep / strategy).exists():
+            raise UserError(f"--keep: {keep / strategy} exists already; a resumed run would take less time")
         yield keep / strategy
         return
     with tempfile.TemporaryDirectory() as folder:
@@ -121,18 +129,24 @@ def main() -> None:
     parser.add_argument("--strategies", nargs="+", default=STRATEGIES)
     parser.add_argument("--keep", type=Path, help="folder for the results of each strategy")
     parser.add_argument("--repeat", type=Path, help="folder of kept results")
-    parser.add_argument("--rounds", type=int, default=2, help="rounds of every trial, with --repeat")
+    parser.add_argument("--rounds", type=int, default=2, help="timed rounds of every trial, with --repeat")
+    parser.add_argument("--device", default=device(), help="name of this machine in the report")
     options = parser.parse_args()
-    study, _ = reading.load(options.study)
     known = json.loads(options.report.read_text(encoding="utf-8")) if options.report.exists() else []
+    rounds = options.rounds if options.repeat else None
     for strategy in options.strategies:
-        if any((e["study"], e["strategy"], e["device"]) == (study.name, strategy, device()) for e in known):
+        if options.repeat:
+            study, _ = study_run.recorded_study(options.repeat / strategy)
+        else:
+            study = searched_by(strategy, reading.load(options.study)[0])
+        wanted = (study.name, strategy, options.device, rounds)
+        if any((e["study"], e["strategy"], e["device"], e["rounds"]) == wanted and e["complete"] for e in known):
             continue
         if options.repeat:
-            known.append(repeat(options.repeat / strategy, options.rounds))
+            known.append(repeat(options.repeat / strategy, options.rounds, options.device))
         else:
             with _results_folder(options.keep, strategy) as folder:
-                known.append(measure(searched_by(strategy, study), folder))
+                known.append(measure(study, folder) | {"device": options.device})
         print(json.dumps(known[-1]), flush=True)
         options.report.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
 

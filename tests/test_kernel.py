@@ -176,12 +176,18 @@ def test_nan_stays_nan_whatever_its_bits(bits, lanes):
     assert loss[0].isfinite()
 
 
-@pytest.mark.parametrize("rows", [1, 15, 16, kernels.TILE, kernels.TILE + 17])
-def test_wide_and_narrow_layouts_give_the_same_bits(rows, monkeypatch):
+MANY_TILES = kernels.GROUP * kernels.TILE + kernels.TILE + 9
+SHAPES_OF_ROWS = [(rows, 7) for rows in (1, 15, 16, kernels.TILE, kernels.TILE + 17)] + [
+    (rows, 300) for rows in (1, kernels.TILE + 17, kernels.GROUP * kernels.TILE, MANY_TILES)
+]
+
+
+@pytest.mark.parametrize(("rows", "features"), SHAPES_OF_ROWS)
+def test_wide_and_narrow_layouts_give_the_same_bits(rows, features, monkeypatch):
     """LANES + MAX_NARROW lanes: the last ones go one by one, and in a longer pack they do not."""
     lanes = kernels.LANES + compiled.MAX_NARROW
-    x, y, theta = random_case(rows, 7, 11, lanes, scale=0.5)
-    head, shard = SoftmaxHead(7, 11), Shard.build([(x, y)])
+    x, y, theta = random_case(rows, features, 11, lanes, scale=0.5)
+    head, shard = SoftmaxHead(features, 11), Shard.build([(x, y)])
     more = np.concatenate([theta, theta[:1]])
     monkeypatch.setitem(kernels._chosen, "cpu", "compiled")
     assert [part.wide for part in compiled.layouts(lanes, 11)] == [True, False]
@@ -194,6 +200,25 @@ def test_wide_and_narrow_layouts_give_the_same_bits(rows, monkeypatch):
 
     for few, many in zip(results(theta), results(more), strict=True):
         assert torch.equal(few, many[:lanes])
+
+
+@pytest.mark.parametrize("lanes", [1, kernels.LANES])
+@pytest.mark.parametrize("classes", [3, 40])
+@pytest.mark.parametrize("features", [7, 255, 256, 300, 520])
+def test_the_sum_of_many_tiles_is_that_of_single_tiles(features, classes, lanes, monkeypatch):
+    """To the last bit, with any number of features: tiles are added in order, in double precision."""
+    monkeypatch.setitem(kernels._chosen, "cpu", "compiled")
+    x, y, theta = random_case(MANY_TILES, features, classes, lanes, scale=0.1)
+    head, weights, clip = SoftmaxHead(features, classes), torch.from_numpy(theta), torch.full((lanes,), 0.7)
+
+    def gradient(rows):
+        return head.clipped_gradient_sum(Shard.build([(x[rows], y[rows])]), weights, clip)[0]
+
+    whole, parts = gradient(slice(None)), torch.zeros(1, *theta.shape, dtype=torch.float64)
+    for start in range(0, MANY_TILES, kernels.TILE):
+        parts += gradient(slice(start, start + kernels.TILE))
+    assert whole.dtype == torch.float64
+    assert torch.equal(whole, parts)
 
 
 def test_the_power_of_two_is_as_accurate_as_it_says(monkeypatch):

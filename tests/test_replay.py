@@ -47,7 +47,7 @@ def test_a_table_that_does_not_exist(tmp_path):
 
 
 def test_the_time_of_a_search_is_measured_again_with_the_same_trials(tmp_path):
-    """Grid: 3 coarse and 4 fine configurations (0.1 is in both), two confirm seeds; 2 rounds each."""
+    """Grid: 3 coarse and 4 fine configurations (0.1 is in both), two confirm seeds; 2 rounds of each are timed."""
     axes = {"coarse": {"learning_rate": [0.01, 0.1, 1]}, "fine": {"learning_rate": [0.05, 0.1, 0.2, 0.5]}}
     tiny = handmade_ledgers.study(
         methods=[{"name": "dp-fedgd", **axes}],
@@ -56,7 +56,7 @@ def test_the_time_of_a_search_is_measured_again_with_the_same_trials(tmp_path):
         search={"refine": "table"},
     )
     first = search_time.measure(search_time.searched_by("grid", tiny), tmp_path / "grid")
-    again = search_time.repeat(tmp_path / "grid", rounds=2)
+    again = search_time.repeat(tmp_path / "grid", rounds=2, name="here")
     assert first["trials"] == again["trials"] == 8
     assert again["trial_rounds"] == 16
     assert first["rounds_s"] > 0

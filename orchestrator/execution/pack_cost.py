@@ -32,6 +32,6 @@ class PackCost:
         steps = first.last_round * float(first.hyperparameters.get("local_steps", 1))
         noises = len(sizes) * len({trial.seed for trial in pack})  # drawn once for all lanes of a seed
         return cls(
-            operations(model) * rows * sum(trial.last_round * passes(trial) for trial in pack),
+            operations(model) * rows * sum(trial.last_round * passes(trial, device) for trial in pack),
             steps * (len(batches) * CALL_S + noises * NOISE_S),
         )

@@ -131,18 +131,19 @@ def _times(available: float, amount: float, name: str) -> int:
     return int(available / amount + 1e-9)
 
 
-def passes(trial: TrialSpec) -> float:
-    """Passes over all rows per round. For a network at least 1: steps on few rows take as long as one on many."""
-    hypers = trial.hyperparameters
-    count = math.prod(float(hypers.get(name, 1)) for name in ("local_steps", "sampling_rate", "participation"))
-    return max(1.0, count) if is_network(trial.problem.model) else count
+def passes(trial: TrialSpec, device: str) -> float:
+    """Passes over all rows per round. A GPU takes about as long for a network's gradients of few rows as of many."""
+    names = ["local_steps", "participation"]
+    if device == "cpu" or not is_network(trial.problem.model):
+        names.append("sampling_rate")
+    return math.prod(float(trial.hyperparameters.get(name, 1)) for name in names)
 
 
 def work(pack: Sequence[TrialSpec], rows: int, device: str) -> float:
     """Estimated cost: the number of per-example gradients, over all lanes and rounds. Lanes are computed in whole
     blocks."""
     block = SHAPES[device].lanes
-    return math.ceil(len(pack) / block) * block * pack[0].last_round * passes(pack[0]) * rows
+    return math.ceil(len(pack) / block) * block * pack[0].last_round * passes(pack[0], device) * rows
 
 
 MemoryLimits = Mapping[PackGroup, int]

@@ -43,7 +43,7 @@ def open_federation(trial: TrialSpec, problem: Problem, address: str | None, hos
 
 def is_small(trial: TrialSpec, problem: Problem) -> bool:
     """Whether the run would take less time than the start of Ray."""
-    return operations(problem.model) * sum(problem.partition.sizes) * trial.rounds * passes(trial) < SMALL
+    return operations(problem.model) * sum(problem.partition.sizes) * trial.rounds * passes(trial, "cpu") < SMALL
 
 
 @contextmanager

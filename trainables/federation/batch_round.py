@@ -156,9 +156,10 @@ class BatchRound:
             return Sample(self._all_rows, rate)
         if not self._program.samples:
             raise RuntimeError(f"{self._program.name} samples rows: its `samples` must be true")
-        most = most_sampled(int(self.size.max()), rate)
+        # algorithms for networks are chosen by the number of rows, and round differently: it must be public
+        multiple = most_sampled(int(self.size.max()), rate) if isinstance(self.model, NetworkModel) else 1
         parts: list[tuple[slice | torch.Tensor, Shard]] = [
-            (lanes, self._shard.sample(self.sampled_rows(int(seed), rate, step), most))
+            (lanes, self._shard.sample(self.sampled_rows(int(seed), rate, step), multiple))
             for seed, lanes in zip(self._lanes.seeds, self._lanes.lanes_of_seed, strict=True)
         ]
         return Sample(parts, rate)

@@ -58,8 +58,9 @@ def program_of(trial: TrialSpec) -> ClientProgram:
 
 
 def is_computed_client_by_client(program: ClientProgram, model: Model, device: str) -> bool:
-    """Whether a host computes one client at a time: samples vary in size, and clients that do not take part need not be
-    computed. Networks compute clients one by one anyway; for other models a GPU needs many rows at a time."""
+    """Whether a host computes one client at a time: a sample's padding must not depend on other clients, and clients
+    that do not take part need not be computed. Networks compute clients one by one anyway; for other models a GPU needs
+    many rows at a time."""
     return (device == "cpu" or isinstance(model, NetworkModel)) and (program.samples or program.participation < 1)
 
 

@@ -112,8 +112,8 @@ class NormLayer(Layer):
         return weight, own["bias"].float() + self.values[f"{self.name}.bias"] * self.scale
 
     def _batch_factors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Of batch norm: the inverse deviation, and the factor and shift of its inputs. They are computed once for the
-        same mapping of values, which many blocks of rows share."""
+        """Of batch norm: the inverse deviation, and the factor and shift of its inputs. They are computed once for
+        consecutive calls with the same mapping of values: in a pack of one lane, all blocks of rows share it."""
         if self._last is None or self._last[0] is not self.values:
             weight, bias = self._parameters()
             inverse = torch.rsqrt(self.module.running_var.float() + self.module.eps)  # type: ignore[operator]

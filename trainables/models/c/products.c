@@ -73,7 +73,7 @@ INLINE void product_of(int64_t rows, const int N, const int added, int resumed, 
 }
 
 /* The whole product, in blocks of about equal size that fit the registers. Rows of b and of the result are `row` numbers
-apart. If that is far, a block's columns of b are copied first: every row would be on another page of memory. At most
+apart. If that is far, a block's columns of b are copied first: they would be spread over many pages of memory. At most
 PART steps. */
 INLINE void multiply(const int added, int resumed, const float *a, int64_t a_row, int64_t a_step, int64_t rows,
                      const float *b, int64_t columns, int64_t row, int64_t steps, void *into) {
@@ -137,12 +137,11 @@ INLINE void copy_strip(const float *x, int64_t x_row, int64_t rows, int64_t feat
 
 void add_gradient(const float *x, int64_t x_row, int64_t rows, int64_t q, const float *residuals, int64_t columns,
                   double *total) {
-#define EACH_TILE for (int64_t tile = 0, some; some = rows - tile < TILE ? rows - tile : TILE, tile < rows; tile += TILE)
-    if (q <= PART) {
-        EACH_TILE
-            multiply_and_add(x + tile * x_row, 1, x_row, q, residuals + tile * columns, columns, columns, some, total);
+    if (q <= PART) { /* at most one tile */
+        multiply_and_add(x, 1, x_row, q, residuals, columns, columns, rows, total);
         return;
     }
+#define EACH_TILE for (int64_t tile = 0, some; some = rows - tile < TILE ? rows - tile : TILE, tile < rows; tile += TILE)
     float strip[GROUP][(STRIP + 16) * (TILE + 16)];
     for (int64_t k = 0; k < q; k += STRIP) {
         int64_t features = q - k < STRIP ? q - k : STRIP;

@@ -8,11 +8,11 @@
 /* z (rows, columns) = x (rows, q) w (q, columns). Rows of x are `x_row` floats apart. */
 void logits_of(const float *x, int64_t x_row, int64_t rows, int64_t q, const float *w, int64_t columns, float *z);
 
-/* Features whose weights are used at a time. With more, the totals of a gradient do not fit the cache. */
+/* Features whose weights are used at a time. */
 #define PART 256
 
-/* total (q, columns) += x^T residuals (rows, columns), a tile of TILE rows after the other. With more than PART features,
-several tiles in one call are faster than one: totals stay in the cache in between. At most GROUP tiles. */
+/* total (q, columns) += x^T residuals (rows, columns), a tile of TILE rows after the other. At most one tile; with more
+than PART features at most GROUP tiles, which is faster, because large totals stay in the cache in between. */
 void add_gradient(const float *x, int64_t x_row, int64_t rows, int64_t q, const float *residuals, int64_t columns,
                   double *total);
 
