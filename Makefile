@@ -1,7 +1,7 @@
 # On a machine with Python >= 3.11 and make; every target creates .venv and installs what it needs:
 #   make run        run the quickstart study
 #   make test       lint, type-check and test
-#   make long       the longest tests, which make test leaves out (about 6 minutes)
+#   make long       the longest tests, which make test leaves out (about 10 minutes)
 #   make check      lint and type-check only
 #   make fuzz       test all input parsers with ten thousand malformed inputs of each kind
 #   make mutants    insert small faults into the code and count those that the fast tests miss
