@@ -1193,7 +1193,7 @@ def test_the_error_of_a_difference_between_strategies_counts_repetitions_seeds_a
     ours, theirs = np.full(100, 50.0), np.full(100, 50.0)
     theirs[0] = 100.0
     (one, other) = (regrets.Evaluated([float(rows.mean())] * 4, rows) for rows in (ours, theirs))
-    found = regrets.difference([other] * 5, [one] * 5)
+    found = regrets.difference(dict.fromkeys(range(6), other), dict.fromkeys(range(1, 7), one))  # 0 and 6 have no pair
     assert found["mean"] == pytest.approx(0.5)
     assert (found["repetitions"], found["seeds"]) == (0, 0)
     assert found["error"] == found["rows"] == pytest.approx(0.5)

@@ -69,6 +69,7 @@ class RegretOptions:
 class Choice:
     """The configuration that one search chose, and the cost of the search."""
 
+    repetition: int
     epsilon: float
     strategy: str
     configuration: Configuration
@@ -108,8 +109,10 @@ class Runner:
                     self.correct[key] = lane.correct
         return {key: self.outcomes[key] for key in by_key}
 
-    def search(self, prepared: PreparedStudy) -> tuple[list[Choice], list[tuple[float, Configuration]]]:
-        """The choice of every search variant at every eps, and all finalists with their eps."""
+    def search(
+        self, prepared: PreparedStudy, repetition: int
+    ) -> tuple[list[Choice], list[tuple[float, Configuration]]]:
+        """The choice of every search variant at every eps, if it has a winner, and all finalists with their eps."""
         with tempfile.TemporaryDirectory() as folder, Ledger.write(Path(folder)) as ledger:
             sweep = Sweep(prepared, ledger)
             trials: dict[str, TrialSpec] = {}
@@ -120,7 +123,7 @@ class Runner:
                 confirm = [trial for trial in waiting if trial.problem.evaluate_on == "test"]
                 sweep.ended({trial.key: ("done", 0.0, 0.0) for trial in confirm})  # `evaluated` runs them
                 sweep.ended(self.run(search, prepared.problems))
-            choices = [_choice(search, trials) for search in sweep.searches]
+            choices = [_choice(repetition, search, trials) for search in sweep.searches]
             finalists = [(s.cell.epsilon, c) for s in sweep.searches for c in s.finalists()]
         return [choice for choice in choices if choice is not None], finalists
 
@@ -168,7 +171,7 @@ def _guess(problems: Mapping[str, Problem]) -> float:
     return 100.0 / max(problem.data.classes for problem in problems.values())
 
 
-def _choice(search: CellSearch, trials: Mapping[str, TrialSpec]) -> Choice | None:
+def _choice(repetition: int, search: CellSearch, trials: Mapping[str, TrialSpec]) -> Choice | None:
     winner = search.winner()
     if winner is None:
         return None
@@ -178,7 +181,7 @@ def _choice(search: CellSearch, trials: Mapping[str, TrialSpec]) -> Choice | Non
     for trial in (trials[key] for key in keys):  # a trial of a later rung continues an earlier one: count the longest
         rounds[trial.full_key] = max(trial.last_round, rounds.get(trial.full_key, 0))
     configuration = search.history.configuration(winner.candidate)
-    return Choice(search.cell.epsilon, strategy, configuration, sum(rounds.values()))
+    return Choice(repetition, search.cell.epsilon, strategy, configuration, sum(rounds.values()))
 
 
 def _study(options: RegretOptions, method: str, repetition: int, *, warm: bool) -> Study:
@@ -220,7 +223,7 @@ def regrets(options: RegretOptions, method: str) -> list[dict[str, Any]]:
         runner.outcomes.clear()
         for warm in (False, True) if options.warm_start else (False,):
             prepared = PreparedStudy.prepare(_study(options, method, repetition, warm=warm))
-            chosen, finalists = runner.search(prepared)
+            chosen, finalists = runner.search(prepared, repetition)
             choices += chosen
             for epsilon, configuration in (*finalists, *((c.epsilon, c.configuration) for c in chosen)):
                 pools[epsilon].setdefault(_key(configuration), configuration)
@@ -253,7 +256,7 @@ def _cell_regrets(
     for choice in choices:
         if choice.epsilon == cell.epsilon:
             by_strategy[choice.strategy].append(choice)
-    chosen = {name: [evaluated[_key(c.configuration)] for c in own] for name, own in by_strategy.items()}
+    chosen = {n: {c.repetition: evaluated[_key(c.configuration)] for c in own} for n, own in by_strategy.items()}
     first = next(iter(chosen))
     return {
         "data": Path(options.data).stem if options.data.endswith(".npz") else options.data,
@@ -266,17 +269,22 @@ def _cell_regrets(
         "strategies": {
             name: {
                 **_summary([means[best] - means[_key(c.configuration)] for c in own], own),
-                **({f"against {first}": difference(chosen[first], chosen[name])} if name != first else {}),
+                **(
+                    {f"against {first}": difference(chosen[first], chosen[name])}
+                    if name != first and chosen[first].keys() & chosen[name].keys()
+                    else {}
+                ),
             }
             for name, own in by_strategy.items()
         },
     }
 
 
-def difference(reference: Sequence[Evaluated], ours: Sequence[Evaluated]) -> dict[str, float]:
-    """The mean regret of `ours` minus that of `reference` in the same repetitions, and its standard error. The error
-    combines those over repetitions, evaluation seeds and test rows, all of which are drawn at random."""
-    pairs = list(zip(reference, ours, strict=True))
+def difference(reference: Mapping[int, Evaluated], ours: Mapping[int, Evaluated]) -> dict[str, float]:
+    """The mean regret of `ours` minus that of `reference`, over the repetitions in which both have a winner, and its
+    standard error. The error combines those over repetitions, evaluation seeds and test rows, all of which are drawn at
+    random."""
+    pairs = [(reference[number], ours[number]) for number in sorted(reference.keys() & ours.keys())]
     by_repetition = [fmean(theirs.scores) - fmean(own.scores) for theirs, own in pairs]
     by_seed = np.mean([np.subtract(theirs.scores, own.scores) for theirs, own in pairs], axis=0)
     by_row = np.mean([theirs.by_row - own.by_row for theirs, own in pairs], axis=0)
