@@ -50,8 +50,8 @@ def device() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
 
 
-def measure(study: Study, folder: Path) -> dict[str, Any]:
-    """The time of all rounds. The results are in `folder` then."""
+def measure(study: Study, folder: Path, name: str) -> dict[str, Any]:
+    """The time of all rounds. The results are in `folder` then. `name`: of the device."""
     clock = Clock()
     finished = study_run.run(study, reading.as_text(study), folder, clock, backend="local")
     with Ledger.read(folder) as ledger:
@@ -64,7 +64,7 @@ def measure(study: Study, folder: Path) -> dict[str, Any]:
         "trials": len(ended),
         "trial_rounds": sum(row.rounds for row in ended.values()),
         "rounds": None,
-        "device": device(),
+        "device": name,
     }
 
 
@@ -146,7 +146,7 @@ def main() -> None:
             known.append(repeat(options.repeat / strategy, options.rounds, options.device))
         else:
             with _results_folder(options.keep, strategy) as folder:
-                known.append(measure(study, folder) | {"device": options.device})
+                known.append(measure(study, folder, options.device))
         print(json.dumps(known[-1]), flush=True)
         options.report.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
 

@@ -55,7 +55,7 @@ def test_the_time_of_a_search_is_measured_again_with_the_same_trials(tmp_path):
         seeds={"search": [1], "contest": [], "confirm": [2, 3]},
         search={"refine": "table"},
     )
-    first = search_time.measure(search_time.searched_by("grid", tiny), tmp_path / "grid")
+    first = search_time.measure(search_time.searched_by("grid", tiny), tmp_path / "grid", "here")
     again = search_time.repeat(tmp_path / "grid", rounds=2, name="here")
     assert first["trials"] == again["trials"] == 8
     assert again["trial_rounds"] == 16
