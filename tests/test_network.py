@@ -14,6 +14,7 @@ from small import run, trial
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
+from benchmarks import tail as tail_benchmark
 from orchestrator.execution import study_run
 from orchestrator.execution.packing import passes
 from orchestrator.execution.progress import View
@@ -30,7 +31,9 @@ from trainables.federation.hosts import Hosts
 from trainables.federation.problem import Problem, ProblemData
 from trainables.federation.server import Server, run_pack
 from trainables.federation.trial_spec import DataSpec, ProblemSpec
+from trainables.models.network import NetworkModel
 from trainables.models.network_settings import NETWORKS, NetworkSettings
+from trainables.models.recorded import Recordings
 from trainables.models.shard import Shard
 from trainables.models.tail import Tail
 from trainables.privacy.plan import PrivacySettings
@@ -223,6 +226,38 @@ def test_first_order_methods_train_it(method):
     pack.check(spec, problem)
     (result,) = run_pack([spec], ProblemData.of(problem)).values()
     assert result.state == "done"
+
+
+@on_a_gpu
+@pytest.mark.parametrize(("cut", "train"), [("none", "norm+head"), ("layer3", "norm+head"), ("fc", "head")])
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_rounds_recorded_as_cuda_graphs_have_the_same_bits(cut, train, precision, tmp_path, monkeypatch):
+    """In packs with different centres, weights and seeds, one pack after another."""
+    _, weights = tail_benchmark.network(tmp_path)
+    data = features.from_arrays(tail_benchmark.images(600), "images")
+    spec = ProblemSpec(
+        data=DataSpec(fingerprint=data.fingerprint),
+        partition=partitions.parse("dirichlet:1", clients=4, seed=42),
+        train_on="all",
+        evaluate_on="test",
+        model=f"network:resnet20,cut={cut},train={train},weights={weights}",
+    )
+    problem = Problem.prepare(data, spec)
+    recorded, original = [], Recordings.__call__
+    monkeypatch.setattr(Recordings, "__call__", lambda self, *args: (recorded.append(1), original(self, *args))[1])
+
+    def packs():
+        own = [{}, {"norm_scale": 0.3}] if train != "head" else [{}, {}]
+        for seed, hypers in enumerate(own, 1):
+            made = trial(problem, "dp-fedadam", hypers, rounds=8, every=4, seed=seed)
+            yield run([centred(made.model_copy(update={"precision": precision}))], problem, device="cuda")
+
+    found = list(packs())
+    assert len(recorded) > 8
+    monkeypatch.setattr(NetworkModel, "can_be_recorded", lambda *_: False)
+    recorded.clear()
+    assert list(packs()) == found
+    assert not recorded
 
 
 def test_sampled_steps_of_a_network_on_a_gpu_count_as_steps_on_all_rows():

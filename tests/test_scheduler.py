@@ -6,12 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import small
 from simulated_cluster import Cluster, lane_result
 from simulated_search import GD, drive, near, study
 
 from benchmarks import slots
 from orchestrator.execution import scheduler as scheduler_module
 from orchestrator.execution.node_health import START_FAILURES
+from orchestrator.execution.pack_queue import PackQueue
 from orchestrator.execution.packing import Capacity
 from orchestrator.execution.scheduler import GIVE_UP_AFTER, LOST_WITH_NODES, PREFER_OTHERS_S
 from orchestrator.execution.sweep import Sweep
@@ -140,6 +142,23 @@ def test_the_longest_packs_come_first(tmp_path):
     with Cluster(tmp_path, study(methods=[GD, long]), lanes=1) as cluster:
         _, (trial,) = cluster.take()
         assert trial.method == "dp-fedavg"
+
+
+def test_networks_of_the_same_problem_follow_one_another():
+    """Their rows at the cut are computed again when the problem changes. Longer ones come first; heads before them."""
+    queue = PackQueue(Capacity(FederationSize(1), 1, 1), rows_of=lambda key: 100)
+    heads = small.problem().spec
+    problems = [heads.model_copy(update={"model": f"network:n,cut={cut}"}) for cut in ("1", "2")]
+    some = [
+        small.trial(small.problem(), "dp-fedgd", rounds=rounds).model_copy(update={"problem": problem})
+        for rounds in (5, 20, 10)
+        for problem in (*problems, heads)
+    ]
+    queue.add(some)
+    order = [(pack.trials[0].problem.model, pack.trials[0].rounds) for pack in queue.packs]
+    assert order[:3] == [("softmax", 20), ("softmax", 10), ("softmax", 5)]
+    assert [rounds for _, rounds in order[3:]] == [20, 10, 5] * 2
+    assert len({model for model, _ in order[3:6]}) == 1
 
 
 def test_packs_that_a_stage_waits_for_come_before_confirm_runs(tmp_path):

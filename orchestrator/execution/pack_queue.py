@@ -15,6 +15,7 @@ from orchestrator.execution.packing import Capacity, make_packs, split, work
 from trainables.federation.pack import PackGroup, pack_group
 from trainables.federation.trial_spec import TrialSpec
 from trainables.models.lanes import SHAPES
+from trainables.models.network_settings import is_network
 
 NO_ROUND_YET_S = 30.0  # a pack without a computed round counts as hung this long after twice its expected time
 RECENT_PACKS = 7  # the number of packs that the pace is measured over
@@ -89,8 +90,11 @@ class Pack:
         return self.trials[0].problem.evaluate_on == "test"
 
 
-def _order(pack: Pack) -> tuple[bool, float]:
-    return pack.is_last_stage, -pack.work
+def _order(pack: Pack) -> tuple[bool, str, float]:
+    """Networks of the same problem follow one another: a host computes the rows at the cut again, which takes seconds,
+    when the problem changes."""
+    problem = pack.trials[0].problem
+    return pack.is_last_stage, problem.key if is_network(problem.model) else "", -pack.work
 
 
 class PackQueue:
@@ -120,7 +124,8 @@ class PackQueue:
     def add(self, trials: Iterable[TrialSpec]) -> None:
         """Pack these trials and queue the packs, behind packs that have run before. Packs that a later stage waits for
         come before packs of the last stage, so that the later stages start early. Within each of these two kinds, long
-        packs come first, so that no slot starts a long pack when the other slots end. The number of packs is chosen for
+        packs come first (of networks, those of the same problem), so that no slot starts a long pack when the other
+        slots end. The number of packs is chosen for
         the slots that have no pack in the queue: small packs cost more per trial, and `balance` splits the last
         packs."""
         idle = replace(self.capacity, federations=max(1, self.capacity.federations - len(self.packs)))

@@ -26,6 +26,8 @@ CELLS = {"cpu": 1 << 22, "cuda": 1 << 30}
 """Largest total size of the trained layers' outputs for a block of rows."""
 LARGEST_BLOCK = 1 << 14  # rows
 PROBED = 3  # rows that check the network
+RECORDED_BYTES = 16  # memory that a recording keeps for every number in a block's outputs of trained layers
+RECORDED_SHARE = 0.125  # largest share of a GPU's memory for a recording
 
 
 @lru_cache(maxsize=16)
@@ -124,7 +126,7 @@ class NetworkModel(Head):
             real = torch.isfinite(shard.norm[client, rows, 0])
             for lane in range(theta.shape[-2]):
                 arrays = shared[lane] if shared else self.arrays(per_client[client, lane])
-                centre = None if centres is None else centres.means[centres.of_lane[lane]]
+                centre = None if centres is None else centres.means[centres.of_lane[lane : lane + 1]]
                 with torch.no_grad(), _fixed_algorithms():
                     found, loss = tail.gradients(x, labels, arrays, centre)
                     norms = torch.stack([part.squared_norms() for part in found]).sum(0).sqrt()
@@ -165,6 +167,15 @@ class NetworkModel(Head):
         """The state dict of the plain torch module with these weights."""
         return self._tail("cpu", torch.float32).merged(self.arrays(weights))
 
+    def can_be_recorded(self, shard: Shard) -> bool:
+        """Whether gradient sums of these rows can be recorded as a CUDA graph: it keeps the memory of a block's
+        activations, and a plug-in's network may wait for the device, which a recording cannot."""
+        from trainables.data.backbones import BACKBONES  # imports torch
+
+        cells = min(shard.rows, self._block("cuda")) * self._values_per_row
+        memory = torch.cuda.get_device_properties(shard.x.device).total_memory
+        return self.settings.network in BACKBONES and RECORDED_BYTES * cells <= RECORDED_SHARE * memory
+
     # ---- blocks of rows
 
     def _tail(self, device: str, dtype: torch.dtype) -> Any:
@@ -196,7 +207,7 @@ class NetworkModel(Head):
         """Blocks of rows of every client, without the padding, which comes last. A sample is computed with its padding:
         algorithms are chosen, and round, by the number of rows, so it must be a public number."""
         step = self._block(shard.x.device.type)
-        counts = [shard.rows] * shard.clients if shard.is_sample else shard.real_rows.tolist()
+        counts = [shard.rows] * shard.clients if shard.is_sample else shard.row_counts
         for client, count in enumerate(counts):
             for start in range(0, count, step):
                 yield client, slice(start, min(start + step, count))

@@ -22,10 +22,11 @@ Function = Callable[..., "torch.Tensor"]
 
 
 class Recordings:
-    """The recordings of one function, by the shapes of its inputs."""
+    """The recordings of one function, by the shapes of its inputs. `large`: before recording, return the memory of
+    earlier recordings to the device; torch would keep it."""
 
-    def __init__(self, function: Function) -> None:
-        self._function = function
+    def __init__(self, function: Function, *, large: bool = False) -> None:
+        self._function, self._large = function, large
         self._by_shape: dict[tuple[torch.Size, ...], _Recording] = {}
 
     def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
@@ -34,6 +35,8 @@ class Recordings:
             lanes = inputs[0].shape[-2]
             # a new number of lanes means a new pack: free the recordings of the last one
             self._by_shape = {known: recording for known, recording in self._by_shape.items() if known[0][-2] == lanes}
+            if self._large:
+                torch.cuda.empty_cache()
             self._by_shape[shapes] = _Recording(self._function, inputs)
         return self._by_shape[shapes](*inputs)
 

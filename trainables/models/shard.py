@@ -217,6 +217,12 @@ class Shard:
         return torch.isfinite(self.norm[..., 0]).sum(1)
 
     @cached_property
+    def row_counts(self) -> list[int]:
+        """`real_rows`, on the CPU."""
+        counts: list[int] = self.real_rows.tolist()
+        return counts
+
+    @cached_property
     def largest_label(self) -> int:
         return int(self.y.max()) if self.y.numel() else 0
 
