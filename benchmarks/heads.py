@@ -1,4 +1,5 @@
-"""Time of one round's gradients of a linear head, for narrow and wide features, plain and centred, alone and in packs.
+"""Time of one round's gradients of a linear head, for narrow and wide features, plain and centred, alone and in packs,
+with automatic clipping and in lower precision.
 
     python -m benchmarks.heads OUT.json [--device cuda]
 
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainables.choices import PRECISIONS, Precision
 from trainables.models import centring
 from trainables.models.centres import Centres
 from trainables.models.lanes import SHAPES
@@ -49,18 +51,20 @@ def seconds_of(calls: Mapping[str, Callable[[], object]], device: str, repetitio
     return shortest
 
 
-def gradient(head: SoftmaxHead, shard: Shard, theta: torch.Tensor, clip: torch.Tensor) -> Callable[[], object]:
-    return lambda: centring.clipped_gradient_sum(head, shard, theta, clip)
+def gradient(
+    head: SoftmaxHead, shard: Shard, theta: torch.Tensor, clip: torch.Tensor, automatic: bool = False
+) -> Callable[[], object]:
+    return lambda: centring.clipped_gradient_sum(head, shard, theta, clip, automatic=automatic)
 
 
-def shard_of(features: int, classes: int, device: str) -> Shard:
+def shard_of(features: int, classes: int, device: str, precision: Precision = "float32") -> Shard:
     rng = np.random.default_rng(0)
     rows = ROWS // CLIENTS
     parts = [
         (rng.standard_normal((rows, features), dtype=np.float32), rng.integers(0, classes, rows))
         for _ in range(CLIENTS)
     ]
-    return Shard.build(parts, device)
+    return Shard.build(parts, device, precision=precision)
 
 
 def of_lanes(head: SoftmaxHead, lanes: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -104,6 +108,14 @@ def measure(device: str) -> dict[str, Any]:
         }
         print(features, classes, found[f"{features} x {classes}"], flush=True)
     head, shard = SoftmaxHead(64, 10), shard_of(64, 10, device)
+    given = of_lanes(head, LANES[device], device)
+    variants = {"automatic": gradient(head, shard, *given, automatic=True)}
+    for precision in PRECISIONS:
+        variants[precision] = gradient(head, shard_of(64, 10, device, precision), *given)
+    seconds = seconds_of(variants, device, 5)
+    for name in ("automatic", "tf32", "bf16"):
+        found[f"64 x 10, {name}"] = {"ratio_to_plain_float32": seconds[name] / seconds["float32"]}
+        print(64, 10, name, found[f"64 x 10, {name}"], flush=True)
     packs = {f"{lanes} lanes": gradient(head, shard, *of_lanes(head, lanes, device)) for lanes in PACKS[device]}
     for (name, shortest), lanes in zip(seconds_of(packs, device, 3).items(), PACKS[device], strict=True):
         found[name] = {"us_per_lane": 1e6 * shortest / lanes}

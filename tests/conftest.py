@@ -72,6 +72,16 @@ def small_problem():
     return small.problem()
 
 
+@pytest.fixture(params=["compiled cpu", "torch cpu", "interpreted cpu", "triton cuda", "torch cuda"])
+def device(request):
+    """Runs a test with every kernel of a linear head; the value is the kernel's device."""
+    from every_kernel import computing_with
+
+    kernel, name = request.param.split()
+    with computing_with(kernel, name):
+        yield name
+
+
 @pytest.fixture(scope="module", params=["compiled", "torch"])
 def both_kernels(request):
     """Runs the tests of a file with the compiled kernel and with torch's, on one thread, as client hosts do."""

@@ -1,14 +1,13 @@
 """Lanes with different centres in one pack: they agree with rows from which the centre was subtracted, no lane depends
 on the others, and no record contributes more than the clip, however far away the features are."""
 
-import importlib.util
 import math
-import sys
 
 import numpy as np
 import pytest
 import small
 import torch
+from every_kernel import on_a_gpu
 from some_methods import with_marks
 
 from orchestrator.execution.planning import plan
@@ -20,59 +19,15 @@ from trainables.federation.server import Server
 from trainables.federation.trial_spec import Preprocess
 from trainables.methods import METHODS
 from trainables.models import centres as centres_module
-from trainables.models import centring, kernels
+from trainables.models import centring
 from trainables.models.centres import LONGEST, Centres, sharing_of
 from trainables.models.shard import Shard
 from trainables.models.softmax import SoftmaxHead
 
 MODELS = ("softmax", "mlp:5", "multinomial", "poisson")
-on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
-interprets = pytest.mark.skipif(
-    torch.cuda.is_available() or importlib.util.find_spec("triton") is None, reason="runs on a GPU, or needs triton"
-)
-
-
-@pytest.fixture(
-    params=[
-        "compiled cpu",
-        "torch cpu",
-        pytest.param("interpreted cpu", marks=interprets),
-        pytest.param("triton cuda", marks=on_a_gpu),
-        pytest.param("torch cuda", marks=on_a_gpu),
-    ]
-)
-def device(request, monkeypatch):
-    """Every kernel; that of a GPU in Triton's interpreter if there is none."""
-    kernel, name = request.param.split()
-    compiling = {}
-    if kernel == "interpreted":
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
-        compiling = _taken_out()  # another test may have imported triton, which then compiles
-        sys.modules.update(INTERPRETING)
-        kernel_of = {torch.float32: "triton", torch.float64: "torch"}
-        monkeypatch.setattr(SoftmaxHead, "_kernel", lambda self, theta: kernel_of[theta.dtype])
-    elif kernel not in small.kernels_of(name):
-        pytest.skip("there is no compiler here")
-    else:
-        monkeypatch.setitem(kernels._chosen, name, kernel)
-    yield name
-    if kernel == "interpreted":
-        INTERPRETING.update(_taken_out())
-        sys.modules.update(compiling)
-
-
-INTERPRETING = {}
-"""Modules of triton that were imported to interpret kernels."""
-
-
-def _taken_out():
-    """Remove triton and what uses it from the imported modules, but for its compiled parts, which load once."""
-    names = [
-        name
-        for name in sys.modules
-        if name == "trainables.models.softmax_triton" or (name.split(".")[0] == "triton" and name[:9] != "triton._C")
-    ]
-    return {name: sys.modules.pop(name) for name in names}
+IN_BF16 = {"automatic": True, "precision": "bf16"}
+CASES = [*((model, {}) for model in MODELS), ("softmax", {"automatic": True}), ("softmax", IN_BF16)]
+CASE_NAMES = [*MODELS, "softmax, automatic", "softmax, automatic, bf16"]
 
 
 def case(model="softmax", features=6, classes=4, rows=(150, 60, 9), lanes=19, length=4.0, seed=5):
@@ -88,8 +43,8 @@ def case(model="softmax", features=6, classes=4, rows=(150, 60, 9), lanes=19, le
     return head, parts, theta, clip, means.astype(np.float32)[rng.integers(0, 5, lanes)]
 
 
-def sums(head, parts, theta, clip, centre, device="cpu", **options):
-    shard = Shard.build(parts, device).with_centres(Centres.of(centre, device))
+def sums(head, parts, theta, clip, centre, device="cpu", precision="float32", **options):
+    shard = Shard.build(parts, device).with_centres(Centres.of(centre, device), precision)
     found, seen = centring.clipped_gradient_sum(
         head, shard, theta.to(device), clip.to(device), diagnose=True, **options
     )
@@ -146,19 +101,19 @@ def test_sums_of_other_shapes(shape, device, request):
     assert_near(sums(head, parts, theta, clip, centre, device), exact(head, parts, theta, clip, centre), parts, clip)
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_a_lane_does_not_depend_on_the_centres_of_others(model, device):
+@pytest.mark.parametrize(("model", "options"), CASES, ids=CASE_NAMES)
+def test_a_lane_does_not_depend_on_the_centres_of_others(model, options, device):
     """Together, in another order, and alone; some of the centres are subtracted from the rows."""
     if device == "cuda" and model.startswith("mlp"):
         pytest.skip("torch's products on a GPU may round differently for other lanes (docs/architecture.md)")
     head, parts, theta, clip, centre = case(model, lanes=38)
     centre[::3] *= 50
-    together = sums(head, parts, theta, clip, centre, device)
+    together = sums(head, parts, theta, clip, centre, device, **options)
     order = np.random.default_rng(1).permutation(38)
-    shuffled = sums(head, parts, theta[order], clip[order], centre[order], device)
+    shuffled = sums(head, parts, theta[order], clip[order], centre[order], device, **options)
     assert all(torch.equal(a[:, order], b) for a, b in zip(together, shuffled, strict=True))
     for lanes in ([0], [1], [37], [5, 6, 7], list(range(1, 18))):
-        some = sums(head, parts, theta[lanes], clip[lanes], centre[lanes], device)
+        some = sums(head, parts, theta[lanes], clip[lanes], centre[lanes], device, **options)
         assert all(torch.equal(a[:, lanes], b) for a, b in zip(together, some, strict=True))
 
 
@@ -174,15 +129,18 @@ def test_a_lane_of_a_wide_head_does_not_depend_on_the_others(device, request):
         assert all(torch.equal(a[:, lanes], b) for a, b in zip(together, some, strict=True))
 
 
+@pytest.mark.parametrize("automatic", [False, True])
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
-def test_lower_precision_rounds_the_centred_rows(precision):
+def test_lower_precision_rounds_the_centred_rows(precision, automatic, device):
     """As if the rows had come without the centre: a rounded row may lose its distance from the centre."""
     head, parts, theta, clip, centre = case(lanes=6, length=20.0)
-    shard = Shard.build(parts).with_centres(Centres.of(centre, "cpu"), precision)
-    found, _ = centring.clipped_gradient_sum(head, shard, theta, clip)
+    theta, clip = theta.to(device), clip.to(device)
+    shard = Shard.build(parts, device).with_centres(Centres.of(centre, device), precision)
+    found, _ = centring.clipped_gradient_sum(head, shard, theta, clip, automatic=automatic)
     for lane in range(6):
-        rows = Shard.build([(x - centre[lane], y) for x, y in parts], precision=precision)
-        alone, _ = head.clipped_gradient_sum(rows, theta[lane : lane + 1], clip[lane : lane + 1])
+        rows = Shard.build([(x - centre[lane], y) for x, y in parts], device, precision=precision)
+        some = theta[lane : lane + 1], clip[lane : lane + 1]
+        alone, _ = head.clipped_gradient_sum(rows, *some, automatic=automatic)
         assert torch.equal(found[:, lane], alone[:, 0])
 
 
@@ -211,10 +169,10 @@ def test_a_shard_refuses_another_number_of_lanes(device):
 # ---- the clip, however far away the features are
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "options"), CASES, ids=CASE_NAMES)
 @pytest.mark.parametrize("length", [1.0, LONGEST * 0.999, LONGEST * 1.001, 1e9])
 @pytest.mark.parametrize("spread", [0.0, 1e3, 1e9])
-def test_no_record_counts_more_than_the_clip(model, length, spread, device):
+def test_no_record_counts_more_than_the_clip(model, options, length, spread, device):
     """Every row is a client, so that its contribution is seen: rows as near to the centre as float32 allows, and far
     away. Subtracting m (sum r) from sum x r in float32 would be wrong by 60 times the clip at 1e9."""
     rng = np.random.default_rng(8)
@@ -225,7 +183,7 @@ def test_no_record_counts_more_than_the_clip(model, length, spread, device):
     theta = torch.from_numpy(rng.standard_normal((4, head.dimension)).astype(np.float32))
     clip = torch.tensor([1e-3, 0.1, 1.0, 10.0])
     centre = np.stack([mean, mean, mean * 0.9, mean]).astype(np.float32)
-    found = sums(head, parts, theta, clip, centre, device)[0]
+    found = sums(head, parts, theta, clip, centre, device, **options)[0]
     assert torch.isfinite(found).all()
     assert (found.norm(dim=2) <= clip * (1 + 1e-5)).all()
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import small
 import torch
+from every_kernel import on_a_gpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +19,6 @@ from trainables.models.glm import GLM, Multinomial, Poisson
 from trainables.models.shard import Shard
 from trainables.models.softmax import SoftmaxHead
 
-on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
 LONG = 1e9
 """A feature whose square times a tiny curvature still exceeds any bound."""
 
@@ -140,11 +140,11 @@ def _double(shard: Shard) -> Shard:
     return Shard.build([(shard.x[0, :, :-1].numpy(), shard.y[0].numpy())], dtype=torch.float64)
 
 
-def gradient_of_long_row(logit: float, device: str, clip: float = 1e-11) -> float:
+def gradient_of_long_row(logit: float, device: str, automatic: bool = False, clip: float = 1e-11) -> float:
     shard, weights = long_row(logit)
     placed = Shard.build([(shard.x[0, :, :-1].numpy(), shard.y[0].numpy())], device)
     found, _ = SoftmaxHead(64, 3).clipped_gradient_sum(
-        placed, weights.view(1, -1).to(device), torch.tensor([clip], device=device)
+        placed, weights.view(1, -1).to(device), torch.tensor([clip], device=device), automatic=automatic
     )
     return length(found) / clip
 
@@ -156,22 +156,24 @@ def test_a_gradient_whose_squares_underflow_is_clipped(both_kernels, logit):
 
 
 @on_a_gpu
+@pytest.mark.parametrize("automatic", [False, True])
 @pytest.mark.parametrize("kernel", ["torch", "triton"])
 @pytest.mark.parametrize("logit", [30.0, 41.0, 42.0, 44.0, 60.0, 80.0])
-def test_a_gradient_whose_squares_underflow_is_clipped_on_a_gpu(kernel, logit, monkeypatch):
+def test_a_gradient_whose_squares_underflow_is_clipped_on_a_gpu(kernel, logit, automatic, monkeypatch):
     monkeypatch.setitem(kernels._chosen, "cuda", kernel)
-    assert gradient_of_long_row(logit, "cuda") <= 1 + 1e-5
+    assert gradient_of_long_row(logit, "cuda", automatic) <= 1 + 1e-5
 
 
 @on_a_gpu
+@pytest.mark.parametrize("automatic", [False, True])
 @pytest.mark.parametrize("logit", [30.0, 41.0, 42.0, 44.0, 60.0, 80.0])
-def test_a_gradient_between_the_products_is_clipped_on_a_gpu(logit, monkeypatch):
+def test_a_gradient_between_the_products_is_clipped_on_a_gpu(logit, automatic, monkeypatch):
     """The kernel for heads that do not fit the registers."""
     from trainables.models import softmax_triton
 
     monkeypatch.setitem(kernels._chosen, "cuda", "triton")
     monkeypatch.setattr(softmax_triton, "fits", lambda *_: False)
-    assert gradient_of_long_row(logit, "cuda") <= 1 + 1e-5
+    assert gradient_of_long_row(logit, "cuda", automatic) <= 1 + 1e-5
 
 
 @pytest.mark.parametrize("logit", [0.0, 30.0, 41.0, 44.0, 60.0, 80.0])

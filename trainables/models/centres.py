@@ -166,8 +166,8 @@ def for_any_centres(function: F) -> F:
     return function
 
 
-def sharing_of(model: Any, shard: Any, theta: torch.Tensor, automatic: bool = False) -> Sharing:
+def sharing_of(model: Any, shard: Any, theta: torch.Tensor) -> Sharing:
     """How lanes with different centres share rows; `no` for a plug-in's model, or for a subclass that overrides the
     marked function."""
     marked = getattr(type(model).clipped_gradient_sum, "for_any_centres", False)
-    return model.sharing(shard, theta, automatic) if marked else "no"
+    return model.sharing(shard, theta) if marked else "no"

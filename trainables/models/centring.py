@@ -24,7 +24,7 @@ def clipped_gradient_sum(
     """`Model.clipped_gradient_sum` of the centred rows."""
     if shard.centres is None or isinstance(model, NetworkModel):
         return model.clipped_gradient_sum(shard, theta, clip, diagnose=diagnose, **options)
-    sharing = sharing_of(model, shard, theta, **options)
+    sharing = sharing_of(model, shard, theta)
     separate = _separate_centres(shard.centres, sharing)
     if not separate:
         return _shared_sum(model, shard, theta, clip, sharing, diagnose, options)

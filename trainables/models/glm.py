@@ -125,7 +125,7 @@ class GLM(ABC):
         loss, cut = (part.movedim(0, 1).flatten(1)[:, :count] for part in (losses, clipped))
         return gradient, Diagnostics(loss, cut)
 
-    def sharing(self, shard: Shard, theta: torch.Tensor, automatic: bool) -> Sharing:
+    def sharing(self, shard: Shard, theta: torch.Tensor) -> Sharing:
         """How lanes with different centres share rows."""
         return "constant"
 

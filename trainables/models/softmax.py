@@ -14,7 +14,6 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from trainables.lazy import torch
 from trainables.models import kernels, residuals, softmax_compiled
@@ -75,17 +74,15 @@ class SoftmaxHead:
         kernel = self._kernel(theta)
         if kernel == "compiled" and shard.precision != "float32":
             kernel = "torch"
-        if automatic and kernel == "triton":
-            kernel = "torch"  # the Triton kernel has plain clipping only
         clip_residuals: Callable[..., residuals.RowDiagnostics | None]
         if kernel == "triton":
             from trainables.models import softmax_triton
 
-            if softmax_triton.fits(self.features, self.classes, shard.precision):
-                return softmax_triton.clipped_gradient_sum(shard, per_client, clip, self.classes, diagnose)
+            if softmax_triton.fits(self.features, self.classes):
+                return softmax_triton.clipped_gradient_sum(shard, per_client, clip, self.classes, diagnose, automatic)
             clip_residuals = softmax_triton.clip_residuals
         else:
-            clip_residuals = partial(residuals.clip_residuals, automatic=automatic)
+            clip_residuals = residuals.clip_residuals
         if kernel == "compiled":
             return softmax_compiled.clipped_gradient_sum(
                 shard, theta, clip, self.rows, self.classes, diagnose, automatic
@@ -113,7 +110,13 @@ class SoftmaxHead:
                 flat = products.of(x, factors, logits[: len(x), :n])
                 diagnostics = clip_residuals(
                     flat.view(-1, n, c, lanes),
-                    *(shard.y[some, rows], shard.block_norms(some, rows, norm_columns[block]), clips[block], diagnose),
+                    *(
+                        shard.y[some, rows],
+                        shard.block_norms(some, rows, norm_columns[block]),
+                        clips[block],
+                        diagnose,
+                        automatic,
+                    ),
                 )
                 if diagnostics is not None:
                     losses[block, some] += diagnostics.loss.sum(1)
@@ -129,12 +132,12 @@ class SoftmaxHead:
         loss, cut = (part.movedim(0, 1).reshape(shard.clients, -1)[:, :count] for part in (losses, clipped))
         return gradient, Diagnostics(loss * math.log(2), cut)
 
-    def sharing(self, shard: Shard, theta: torch.Tensor, automatic: bool) -> Sharing:
+    def sharing(self, shard: Shard, theta: torch.Tensor) -> Sharing:
         """How lanes with different centres share rows."""
-        if self._kernel(theta) == "triton" and not automatic:
+        if self._kernel(theta) == "triton":
             from trainables.models import softmax_triton
 
-            if softmax_triton.fits(self.features, self.classes, shard.precision):
+            if softmax_triton.fits(self.features, self.classes):
                 return "kernel"
         return "constant" if shard.precision == "float32" else "no"
 

@@ -6,12 +6,13 @@
 
 How rows are split depends only on the client, and the columns of a product are independent, so a lane's result does not
 depend on other lanes. Padding rows are skipped. A float32 product is computed as three tf32 products (tf32x3), with the
-accuracy of float32. If features are centred, the lanes of a program have the same centre, which the program subtracts
-from the rows as it loads them.
+accuracy of float32. In bf16, rows, weights and clipped residuals are rounded as in `products`, the constant's included.
+If features are centred, the lanes of a program have the same centre, which the program subtracts from the rows as it
+loads them.
 
-Heads with many classes or features do not fit the registers, and the kernel does not support bf16. In these cases torch
-computes the products, and `_residuals_in_place` the clipped residuals. Centres then move into the constant (float32),
-or the lanes of each centre are computed separately (tf32, bf16).
+Heads with many classes or features do not fit the registers. Torch computes their products, and `_residuals_in_place`
+the clipped residuals. Centres then move into the constant (float32), or the lanes of each centre are computed
+separately (tf32, bf16).
 """
 
 from __future__ import annotations
@@ -24,8 +25,7 @@ import torch
 import triton
 import triton.language as tl
 
-from trainables.choices import Precision
-from trainables.models import residuals
+from trainables.models import clipping, residuals
 from trainables.models.centres import Groups
 from trainables.models.residuals import RowDiagnostics
 from trainables.models.shard import Diagnostics, Shard
@@ -37,7 +37,9 @@ MAX_CLASSES = 128
 MAX_BYTES = 1 << 30  # of part sums in memory
 LOG2E = math.log2(math.e)
 LEAST = tl.constexpr(residuals.LEAST)
-PRODUCTS = {"float32": "tf32x3", "tf32": "tf32"}
+SOFTENING = tl.constexpr(clipping.SOFTENING)
+# of products: how float32 factors are multiplied (bf16 ignores it), and the type that factors are rounded to
+PRODUCTS = {"float32": ("tf32x3", tl.float32), "tf32": ("tf32", tl.float32), "bf16": ("tf32", tl.bfloat16)}
 # without this Triton recompiles (a second or more) when one of these becomes a multiple of 16
 SIZES = ["most", "parts", "of_client", "first", "count", "rows", "lanes", "width", "centres", "norms"]
 
@@ -57,16 +59,21 @@ class Tile(NamedTuple):
         return cls(max(16, triton.next_power_of_2(features)), C, max(1, 64 // C), 64 if C <= 64 else 32)
 
 
-def fits(features: int, classes: int, precision: Precision = "float32") -> bool:
-    """Whether a tile of all features and classes fits the registers, and the precision is supported."""
-    if features > MAX_FEATURES or classes > MAX_CLASSES or precision not in PRODUCTS:
+def fits(features: int, classes: int) -> bool:
+    """Whether a tile of all features and classes fits the registers."""
+    if features > MAX_FEATURES or classes > MAX_CLASSES:
         return False
     tile = Tile.of(features, classes)
     return tile.features * tile.classes * tile.lanes <= 64 * 128  # the accumulators are in registers
 
 
 @triton.jit
-def _residuals(z, real, y, norm, clip, classes, DIAGNOSE: tl.constexpr):
+def _clip_factor(clip, length, AUTOMATIC: tl.constexpr):
+    return clip / (length + SOFTENING) if AUTOMATIC else tl.minimum(clip / length, 1.0)
+
+
+@triton.jit
+def _residuals(z, real, y, norm, clip, classes, DIAGNOSE: tl.constexpr, AUTOMATIC: tl.constexpr):
     """Clipped residuals of logits in base 2 (rows, lanes, classes); loss and number of clipped rows per lane."""
     top = tl.max(z, 2)
     shifted = z - top[:, :, None]
@@ -77,7 +84,7 @@ def _residuals(z, real, y, norm, clip, classes, DIAGNOSE: tl.constexpr):
     lost = tl.sum(others, 2)
     whole = tl.sum(power, 2)
     length = tl.sqrt(tl.sum(others * others, 2) + lost * lost) / whole * norm[:, None]
-    factor = tl.minimum(clip[None, :] / length, 1.0)
+    factor = _clip_factor(clip[None, :], length, AUTOMATIC)
     scale = tl.where(real[:, None], factor / whole, 0.0)
     residual = tl.where(is_label, -lost[:, :, None], others) * scale[:, :, None]
     loss = tl.zeros((z.shape[1],), tl.float32)
@@ -105,8 +112,8 @@ def _weights(theta, lane, feature, label, used, features, count, log2e, classes)
 def _gradient_parts(
     X, Y, NORM, ROWS, MEANS, CENTRE, THETA, CLIP, SUMS, LOSS, CLIPPED, most, parts, of_client, first, count, centres,
     features: tl.constexpr, classes: tl.constexpr, D: tl.constexpr, C: tl.constexpr, L: tl.constexpr,
-    TILE: tl.constexpr, PART: tl.constexpr, LOG2E: tl.constexpr, DIAGNOSE: tl.constexpr, PRODUCTS: tl.constexpr,
-    CENTRED: tl.constexpr,
+    TILE: tl.constexpr, PART: tl.constexpr, LOG2E: tl.constexpr, DIAGNOSE: tl.constexpr, AUTOMATIC: tl.constexpr,
+    PRODUCTS: tl.constexpr, FACTORS: tl.constexpr, CENTRED: tl.constexpr,
 ):  # fmt: skip
     """One part of one client, for L of the `count` lanes, starting from `first`. CENTRE: the centre of every
     group of L lanes. MEANS has a row, and NORM a column, for each of the `centres`."""
@@ -120,6 +127,7 @@ def _gradient_parts(
     w, b = _weights(
         THETA + client.to(tl.int64) * of_client, lane, feature, of_column, used, features, count, LOG2E, classes
     )
+    w, b = w.to(FACTORS), b.to(FACTORS).to(tl.float32)
     mine = first + tl.program_id(0) * L + tl.arange(0, L)
     clip = tl.load(CLIP + mine, mask=mine < count, other=1.0)
     total = tl.zeros((D, L * C), tl.float32)
@@ -137,13 +145,14 @@ def _gradient_parts(
         x = tl.load(X + (begin + row)[:, None] * D + feature[None, :], mask=real[:, None], other=0.0)
         if CENTRED:
             x = x - mean[None, :]  # padding rows have no residual
+        x = x.to(FACTORS)
         y = tl.load(Y + begin + row, mask=real, other=0)
         norm = tl.load(NORM + (begin + row) * centres + centre, mask=real, other=1.0)
         z = tl.reshape(tl.dot(x, w, input_precision=PRODUCTS) + b[None, :], (TILE, L, C))
-        residual, loss, clipped = _residuals(z, real, y, norm, clip, label, DIAGNOSE)
-        flat = tl.reshape(residual, (TILE, L * C))
+        residual, loss, clipped = _residuals(z, real, y, norm, clip, label, DIAGNOSE, AUTOMATIC)
+        flat = tl.reshape(residual, (TILE, L * C)).to(FACTORS)
         total += tl.dot(tl.trans(x), flat, input_precision=PRODUCTS)
-        constant += tl.sum(flat, 0)
+        constant += tl.sum(flat.to(tl.float32), 0)
         losses += loss
         cut += clipped
     width = (features + 1) * classes
@@ -210,7 +219,7 @@ def _evaluate(
 @triton.jit(do_not_specialize=SIZES)
 def _residuals_in_place(
     Z, Y, NORM, CLIP, LOSS, CLIPPED, of_client, rows, classes, lanes, norms,
-    C: tl.constexpr, L: tl.constexpr, DIAGNOSE: tl.constexpr,
+    C: tl.constexpr, L: tl.constexpr, DIAGNOSE: tl.constexpr, AUTOMATIC: tl.constexpr,
 ):  # fmt: skip
     """Clipped residuals of logits (client, row, class, lane), in place, C classes at a time. `of_client`: the distance
     of clients in memory. `norms`: norms per row, 1 or one per lane."""
@@ -241,7 +250,7 @@ def _residuals_in_place(
         power = tl.where(z - top[None, :] < LEAST, 0.0, tl.exp2(z - top[None, :]))
         lost += tl.sum(power, 0)
         squares += tl.sum(power * power, 0)
-    factor = tl.minimum(clip / (tl.sqrt(squares + lost * lost) / whole * norm), 1.0)
+    factor = _clip_factor(clip, tl.sqrt(squares + lost * lost) / whole * norm, AUTOMATIC)
     scale = factor / whole
     for start in range(0, classes, C):
         k = start + some
@@ -272,20 +281,27 @@ class _Centres(NamedTuple):
 
 
 def clipped_gradient_sum(
-    shard: Shard, theta: torch.Tensor, clip: torch.Tensor, classes: int, diagnose: bool
+    shard: Shard, theta: torch.Tensor, clip: torch.Tensor, classes: int, diagnose: bool, automatic: bool
 ) -> tuple[torch.Tensor, Diagnostics | None]:
     """`theta` is (clients or 1, lanes, d). The sum is (clients, lanes, d), in float64."""
     centres = shard.centres_for(theta.shape[1])
     if centres is None:
-        return _gradient_sum(shard, None, theta, clip, classes, diagnose)
+        return _gradient_sum(shard, None, theta, clip, classes, diagnose, automatic)
     groups = centres.in_groups(Tile.of(shard.x.shape[2] - 1, classes).lanes)
-    total, seen = _gradient_sum(shard, groups, theta[:, groups.lane], clip[groups.lane], classes, diagnose)
+    laned = theta[:, groups.lane], clip[groups.lane]
+    total, seen = _gradient_sum(shard, groups, *laned, classes, diagnose, automatic)
     of_lane = groups.position
     return total[:, of_lane], seen and Diagnostics(seen.loss[:, of_lane], seen.clipped[:, of_lane])
 
 
 def _gradient_sum(
-    shard: Shard, groups: Groups | None, theta: torch.Tensor, clip: torch.Tensor, classes: int, diagnose: bool
+    shard: Shard,
+    groups: Groups | None,
+    theta: torch.Tensor,
+    clip: torch.Tensor,
+    classes: int,
+    diagnose: bool,
+    automatic: bool,
 ) -> tuple[torch.Tensor, Diagnostics | None]:
     clients, most, q = shard.x.shape
     count, width = theta.shape[1:]
@@ -300,8 +316,8 @@ def _gradient_sum(
         _gradient_parts[(lanes // L, clients * parts)](
             shard.aligned(D), shard.y, shard.norm, shard.real_rows, centres.means, centres.of_group, theta, clip, sums,
             *diagnostics, most, parts, 0 if theta.shape[0] == 1 else count * width, first, count, shard.norm.shape[2],
-            q - 1, classes, D, C, L, TILE, PART, LOG2E, diagnose, PRODUCTS[shard.precision], centres.centred,
-            num_warps=WARPS, num_stages=STAGES,
+            q - 1, classes, D, C, L, TILE, PART, LOG2E, diagnose, automatic, *PRODUCTS[shard.precision],
+            centres.centred, num_warps=WARPS, num_stages=STAGES,
         )  # fmt: skip
         _add_parts[(triton.cdiv(lanes * width, 1024), clients)](
             sums, shard.real_rows, total, parts, lanes, first, count, width, 1024, PART
@@ -334,7 +350,7 @@ def evaluate(shard: Shard, theta: torch.Tensor, classes: int) -> tuple[torch.Ten
 
 
 def clip_residuals(
-    z: torch.Tensor, y: torch.Tensor, row_norm: torch.Tensor, clip: torch.Tensor, diagnose: bool
+    z: torch.Tensor, y: torch.Tensor, row_norm: torch.Tensor, clip: torch.Tensor, diagnose: bool, automatic: bool
 ) -> RowDiagnostics | None:
     """Clipped residuals of logits `z` (clients, rows, classes, lanes), in place, between torch's two products.
     `row_norm` is (clients, rows, 1) or (clients, rows, lanes)."""
@@ -345,7 +361,7 @@ def clip_residuals(
     C, L = min(32, triton.next_power_of_2(classes)), min(32, triton.next_power_of_2(lanes))
     _residuals_in_place[(rows, clients, triton.cdiv(lanes, L))](
         z, y.contiguous(), row_norm.contiguous(), clip, *diagnostics, z.stride(0), rows, classes, lanes,
-        row_norm.shape[2], C, L, diagnose, num_warps=max(1, min(4, C * L // 128)),
+        row_norm.shape[2], C, L, diagnose, automatic, num_warps=max(1, min(4, C * L // 128)),
     )  # fmt: skip
     return RowDiagnostics(*diagnostics) if diagnose else None
 
