@@ -35,6 +35,7 @@ from scipy import stats
 
 from orchestrator.execution import training
 from orchestrator.report.tables import Results, render
+from orchestrator.report.tables.accuracy import printed_rounds
 from orchestrator.report.tables.differences import holm
 from orchestrator.report.tables.mcnemar import Comparison
 from orchestrator.report.tables.partitions import split
@@ -324,6 +325,19 @@ def test_one_strategy_is_not_compared(finished):
 
 
 # ---- rounds to 95%
+
+
+@pytest.mark.parametrize(
+    ("rounds", "lasts", "expected"),
+    [
+        (range(10, 80, 10), {70}, [10, 20, 30, 40, 50, 60, 70]),
+        (range(5, 105, 5), {100}, [10, 20, 30, 40, 50, 60, 70, 80, 90, 100]),
+        ([*range(10, 160, 10), 55, 75, 119], {55, 75, 119, 150}, [20, 50, 55, 75, 80, 110, 119, 140, 150]),
+        (range(1, 31), set(range(10, 30, 3)), [3, 6, 9, 12, 15, 18, 21, 24, 27, 30]),
+    ],
+)
+def test_the_table_by_round_shows_last_rounds(rounds, lasts, expected):
+    assert printed_rounds(sorted(rounds), lasts) == expected
 
 
 def test_rounds_to_95_percent(finished):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from itertools import pairwise
 
@@ -35,7 +36,7 @@ ROUNDS = Objective("rounds", "rounds", "Rounds", format_spec=".0f")
 def accuracy(results: Results, setting: str) -> Table:
     """The test score by round, in the form of tables 3 to 6, 8 and 9 of the DP-FedSOFIM paper."""
     objective, cells, evaluated = results.study.objective_spec, results.of(setting), _evaluated_rounds(results)
-    printed = thinned(evaluated, MAX_ROUND_COLUMNS)
+    printed = printed_rounds(evaluated, {cell.last for cell in cells})
     groups = []
     for epsilon in results.study.epsilons:
         mine = results.of(setting, epsilon)
@@ -183,6 +184,16 @@ def _evaluated_rounds(results: Results) -> list[int]:
     every = results.study.evaluate_every
     lasts = [cell.last for cell in results.cells]
     return sorted({*range(every, max(lasts) + 1, every), *lasts})
+
+
+def printed_rounds(evaluated: Sequence[int], lasts: AbstractSet[int]) -> list[int]:
+    """At most `MAX_ROUND_COLUMNS` evenly spaced rounds. The last rounds of all cells are among them, unless they would
+    take more than half of the columns."""
+    spaced = thinned(evaluated, MAX_ROUND_COLUMNS)
+    if lasts <= set(spaced) or 2 * len(lasts) > MAX_ROUND_COLUMNS:
+        return spaced
+    others = [t for t in evaluated if t not in lasts]
+    return sorted({*lasts, *thinned(others, MAX_ROUND_COLUMNS - len(lasts))})
 
 
 def _rows(cells: Sequence[CellResult], columns: Sequence[Sequence[str]]) -> list[CellRow]:
