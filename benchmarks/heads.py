@@ -2,6 +2,7 @@
 with automatic clipping and in lower precision.
 
     python -m benchmarks.heads OUT.json [--device cuda]
+    python -m benchmarks.heads --page    write docs/performance.md from benchmarks/reports/heads-*.json
 
 Runs in one process without Ray, on a CPU with one thread. The share of the GEMM rate is the time of the two matrix
 products of the same shapes in torch, divided by the time of the whole computation.
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks import page
 from trainables.choices import PRECISIONS, Precision
 from trainables.models import centring
 from trainables.models.centres import Centres
@@ -33,6 +35,9 @@ ROWS = 45_000
 CLIENTS, CENTRES = 20, 20
 LANES = {"cpu": 16, "cuda": 256}
 PACKS = {"cpu": (8, 32, 128), "cuda": (8, 32, 128, 2048)}
+VARIANTS = ("automatic", "tf32", "bf16")
+REPORTS = {"heads-2-cores-x86": "one x86 core, 16 lanes", "heads-h200": "H200, 256 lanes"}
+"""Reports in the order of the page, with the machine and the number of lanes."""
 
 
 def seconds_of(calls: Mapping[str, Callable[[], object]], device: str, repetitions: int) -> dict[str, float]:
@@ -113,7 +118,7 @@ def measure(device: str) -> dict[str, Any]:
     for precision in PRECISIONS:
         variants[precision] = gradient(head, shard_of(64, 10, device, precision), *given)
     seconds = seconds_of(variants, device, 5)
-    for name in ("automatic", "tf32", "bf16"):
+    for name in VARIANTS:
         found[f"64 x 10, {name}"] = {"ratio_to_plain_float32": seconds[name] / seconds["float32"]}
         print(64, 10, name, found[f"64 x 10, {name}"], flush=True)
     packs = {f"{lanes} lanes": gradient(head, shard, *of_lanes(head, lanes, device)) for lanes in PACKS[device]}
@@ -123,11 +128,42 @@ def measure(device: str) -> dict[str, Any]:
     return found
 
 
+def table(reports: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A Markdown table, shapes by machines: share of the GEMM rate, and centred relative to plain."""
+    names = [f"{title}: share of the GEMM rate | centred relative to plain" for title in reports]
+    lines = [f"| features x classes | {' | '.join(names)} |", "|---|" + "---:|---:|" * len(reports)]
+    for features, classes in SHAPES_MEASURED:
+        found = [report[f"{features} x {classes}"] for report in reports.values()]
+        cells = [f"{own['gemm_share']:.2f} | {own['centred_ratio']:.2f}" for own in found]
+        lines.append(f"| {features:,} x {classes} | {' | '.join(cells)} |")
+    return lines
+
+
+def variants_table(reports: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Automatic clipping and lower precision relative to plain clipping in float32."""
+    lines = [f"| 64 x 10, relative to float32 | {' | '.join(reports)} |", "|---|" + "---:|" * len(reports)]
+    for name in VARIANTS:
+        found = [report[f"64 x 10, {name}"]["ratio_to_plain_float32"] for report in reports.values()]
+        lines.append(f"| {name}{' clipping' * (name == 'automatic')} | {' | '.join(f'{r:.2f}' for r in found)} |")
+    return lines
+
+
+def kept_reports() -> dict[str, Mapping[str, Any]]:
+    folder = Path(__file__).resolve().parent / "reports"
+    return {title: json.loads((folder / f"{name}.json").read_text())["rows"] for name, title in REPORTS.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("out", type=Path)
+    parser.add_argument("out", type=Path, nargs="?")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--page", action="store_true", help="only write the page")
     options = parser.parse_args()
+    if options.page or options.out is None:
+        reports = kept_reports()
+        gpus = {title: report for title, report in reports.items() if "core" not in title}  # a CPU emulates precisions
+        page.write("heads", [*table(reports), "", *variants_table(gpus)])
+        return
     torch.set_num_threads(1)
     machine = torch.cuda.get_device_name() if options.device == "cuda" else platform.machine()
     with torch.inference_mode():

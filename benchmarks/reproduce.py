@@ -31,6 +31,8 @@ STUDIES = {
     "cifar10-resnet20": "table 3, our search",
     "beyond-cifar10": "beyond the paper: features centred privately, size-weighted clients, a smaller clip",
     "cifar10-efficientnet-lite0": "beyond the paper: a backbone trained on ImageNet",
+    "tail-cifar10-resnet20-budgets": "beyond the paper: norm layers trained next to the head",
+    "tail-cifar10-resnet20": "beyond the paper: methods with and without trained norm layers",
     "paper-cifar10-iid": "table 8",
     "cifar10-iid": "table 8, our search",
     "paper-cifar10-ablation": "tables 10 and 12",
@@ -61,7 +63,12 @@ STUDIES = {
     "paper-fednew-cifar10": "figure 4 of the DP-FedNew paper",
 }
 """By importance: --seconds may leave out the last ones."""
-NOT_COMPARED = ("beyond-cifar10", "cifar10-efficientnet-lite0")
+NOT_COMPARED = (
+    "beyond-cifar10",
+    "cifar10-efficientnet-lite0",
+    "tail-cifar10-resnet20-budgets",
+    "tail-cifar10-resnet20",
+)
 """Studies without a counterpart in a paper."""
 KEPT = ("tables/*.md", "tables/*.csv", "figures/*.png", "best.yaml", "study.yaml")
 NOT_KEPT = ("trials.csv",)  # many megabytes

@@ -260,6 +260,20 @@ def test_the_readmes_table_of_backbones_comes_from_the_kept_results():
             assert f"| {cells} |" in page
 
 
+def test_the_table_of_trained_layers_comes_from_the_kept_results():
+    kept = {
+        "head alone": ("beyond-cifar10", "DP-FedGD, centred, size-weighted"),
+        "all norm layers and the head": ("tail-cifar10-resnet20-budgets", "DP-FedGD, norm layers, bf16"),
+    }
+    for title, (study, method) in kept.items():
+        with (REPOSITORY / "results" / "reproduction" / study / "tables" / "accuracy.csv").open() as file:
+            rows = [row for row in csv.DictReader(file) if row["method"] == method]
+        last = {float(row["epsilon"]): f"{float(row['mean']):.2f} ± {float(row['std']):.2f}" for row in rows}
+        assert len(last) >= 3
+        cells = " | ".join(last.get(epsilon, "–") for epsilon in (0.5, 1, 5, 10))
+        assert f"| DP-FedGD, {title} | {cells} |" in (DOCS / "train-layers.md").read_text()
+
+
 def test_the_readme_is_short_and_links_the_terms_it_uses():
     text = (REPOSITORY / "README.md").read_text()
     assert len(text.split()) <= 700
