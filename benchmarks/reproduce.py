@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,7 @@ def _options() -> argparse.Namespace:
 def _run_all(options: argparse.Namespace) -> bool:
     """Run the chosen studies; return whether any failed."""
     made = {"commit": options.commit or _commit(), "device": _device(), "versions": _versions()}
+    _log(_expected_time(options.only or STUDIES, options.keep))
     start, failed = time.monotonic(), False
     for name in options.only or STUDIES:
         if time.monotonic() - start > options.seconds:
@@ -126,6 +128,17 @@ def _run_all(options: argparse.Namespace) -> bool:
                 for file in PACKED:
                     archive.add(options.work / name / file, arcname=f"{name}/{file}")
     return failed
+
+
+def _expected_time(names: Iterable[str], keep: Path) -> str:
+    """How long the studies took when the kept results were made."""
+    made = [json.loads(file.read_text()) for name in names if (file := keep / name / "made.json").is_file()]
+    if not made:
+        return "none of these studies has kept results, so their time is unknown"
+    seconds, devices = sum(each["seconds"] for each in made), dict.fromkeys(each["device"] for each in made)
+    return (
+        f"{len(made)} of these studies have kept results, which took {seconds / 60:.0f} min on {' and '.join(devices)}"
+    )
 
 
 def _run(name: str, folder: Path, made: dict[str, Any], backend: str) -> str:

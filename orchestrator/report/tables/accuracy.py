@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from itertools import pairwise
+from statistics import median
 
 from orchestrator.report.tables import option_effects
 from orchestrator.report.tables.common import (
@@ -22,7 +23,7 @@ from orchestrator.report.tables.common import (
 )
 from orchestrator.report.tables.differences import can_lead, difference, tied_for_best
 from orchestrator.report.tables.render import NOTHING, Bold, Group, Table
-from orchestrator.report.tables.tuning import edges
+from orchestrator.report.tables.tuning import edges, tied_count
 from orchestrator.results.winners import CellResult, Results, Score
 from orchestrator.search.objective import ACCURACY, Objective
 from orchestrator.search.variant import SECRET
@@ -136,6 +137,24 @@ def _notes(results: Results, setting: str) -> list[str]:
         *_seed_notes(results, results.of(setting)),
         *option_effects.sentences(results, setting),
         *not_monotone(results, setting),
+        *_stability(results, setting),
+    ]
+
+
+def _stability(results: Results, setting: str) -> list[str]:
+    """A sentence on how stable the choice of the configurations is; none for a private search, which shows only the
+    winner, and where nothing was searched."""
+    found = [] if results.study.private else results.of(setting)
+    tied = [count for cell in found if (count := tied_count(cell)) is not None]
+    if not tied:
+        return []
+    several, total = sum(count > 1 for count in tied), len(tied)
+    cells = "the only cell" if total == 1 else f"{several} of {total} cells"
+    if not several:
+        return ["Stability of the choice: no other configuration was within one standard error of a winner."]
+    return [
+        f"Stability of the choice: in {cells} at least one other configuration was within one standard error of the "
+        f"best (median: {median(tied) - 1:g}), so another search seed or processor may choose another one."
     ]
 
 
