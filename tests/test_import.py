@@ -220,6 +220,21 @@ def test_svmlight(tmp_path):
     assert groups.arrays["client_names"].tolist() == ["a", "b"]
 
 
+def test_rows_to_predict_have_the_first_index_of_the_imported_file(tmp_path):
+    """They need not use the first feature."""
+    new = tmp_path / "new.svm"
+    new.write_text("1 1:5\n")
+    from_zero = converted("1 0:1 2:1\n0 1:2\n" * 5, "zero.svm", tmp_path, label="").schema.for_prediction
+    assert conversion.convert_new_rows(str(new), from_zero)[0].tolist() == [[0, 5, 0]]
+    from_one = converted("1 1:1 3:1\n0 2:2 # 0:1\n" * 5, "one.svm", tmp_path, label="").schema.for_prediction
+    assert conversion.convert_new_rows(str(new), from_one)[0].tolist() == [[5, 0, 0]]
+    new.write_text("1 0:5\n")
+    with pytest.raises(UserError, match=r"has index 0, by its schema the first feature has index 1"):
+        conversion.convert_new_rows(str(new), from_one)
+    stated = converted("1 1:1\n0 2:2\n" * 5, "stated.svm", tmp_path, label="", first_index=0)
+    assert stated.arrays["x_train"].shape[1] == 3
+
+
 def test_numpy_arrays(tmp_path):
     x, y = np.arange(40).reshape(20, 2), np.array(["a", "b"] * 10)
     np.savez(tmp_path / "t.npz", x=x, y=y, who=np.arange(20) // 5 * 100)

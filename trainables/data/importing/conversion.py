@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainables.data.feature_file import CLIENT_COLUMN, TEST_CLIENT_COLUMN, check_expansion
-from trainables.data.importing.reading import Table, as_text, read_table
+from trainables.data.importing.reading import Table, as_text, first_index_of, is_svmlight, read_table
 from trainables.data.importing.schema import Column, Schema, read_schema, scaled
 from trainables.errors import UserError
 
@@ -52,7 +52,10 @@ def load_table(source: str) -> Converted:
 
 def convert_file(source: str, schema: Schema) -> Converted:
     schema = with_default_roles(source, schema)
-    return convert(source, read_table(source, roles_of(schema), _width(schema)), schema)
+    table = read_table(source, roles_of(schema), _width(schema), schema.first_index)
+    if is_svmlight(source) and schema.first_index is None:  # a file to predict may not use the first feature
+        schema = schema.model_copy(update={"first_index": first_index_of(source)})
+    return convert(source, table, schema)
 
 
 def with_default_roles(source: str, schema: Schema) -> Schema:
@@ -138,7 +141,7 @@ def assign_rows(source: str, table: Table, schema: Schema, notes: list[str]) -> 
 
 def convert_new_rows(source: str, schema: Schema) -> tuple[NDArray[np.float32], NDArray | None]:
     """Rows to predict, as features, and the names of their classes if the table has them."""
-    table = read_table(source, [schema.label] if source.endswith(".npy") else (), _width(schema))
+    table = read_table(source, [schema.label] if source.endswith(".npy") else (), _width(schema), schema.first_index)
     found = Converted({}, schema)
     x = _features(source, table, _columns(source, table, schema, found), found.notes)
     return x, texts_of(source, table, schema.label, "label", required=False) if schema.label in table else None

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainables.data.feature_file import ARRAYS, CLIENT_COLUMN, READ_ERRORS, TEST_CLIENT_COLUMN, check_expansion
-from trainables.data.importing.svmlight import read_svmlight
+from trainables.data.importing.svmlight import first_index, read_svmlight
 from trainables.data.names import check_text
 from trainables.data.stored import open_file
 from trainables.errors import UserError
@@ -59,9 +59,13 @@ def is_table(source: str) -> bool:
     return Path(source).suffix.lower() in SUFFIXES
 
 
-def read_table(source: str, roles: Sequence[str] = (), width: int | None = None) -> Table:
+def is_svmlight(source: str) -> bool:
+    return SUFFIXES.get(Path(source).suffix.lower()) == "SVMlight"
+
+
+def read_table(source: str, roles: Sequence[str] = (), width: int | None = None, first: int | None = None) -> Table:
     """`roles`: the columns of the label, the client and the split; for a bare array, their numbers.
-    `width`: the number of features of an SVMlight file."""
+    `width`, `first`: the number of features of an SVMlight file, and the index of the first one."""
     suffix = Path(source).suffix.lower()
     if "://" not in source and Path(source).is_dir():
         return _of_arrays(source, _folder(source))
@@ -71,7 +75,7 @@ def read_table(source: str, roles: Sequence[str] = (), width: int | None = None)
         raise UserError(f"data {source} is of an unknown kind; the name of a table ends in one of: {known}")
     try:
         with open_file(source) as file:
-            table = _read(source, kind, file, roles, width)
+            table = _read(source, kind, file, roles, width, first)
     except UserError:
         raise
     except FileNotFoundError:
@@ -86,7 +90,13 @@ def read_table(source: str, roles: Sequence[str] = (), width: int | None = None)
     return table
 
 
-def _read(source: str, kind: str, file: IO[bytes], roles: Sequence[str], width: int | None) -> Table:
+def first_index_of(source: str) -> int:
+    """The index of the first feature of an SVMlight file."""
+    with open_file(source) as file:
+        return first_index(io.TextIOWrapper(file, encoding="utf-8-sig", errors="replace", newline=""))
+
+
+def _read(source: str, kind: str, file: IO[bytes], roles: Sequence[str], width: int | None, first: int | None) -> Table:
     memory = _Memory(source, file.seek(0, io.SEEK_END))
     file.seek(0)
     if kind == "Parquet":
@@ -100,7 +110,7 @@ def _read(source: str, kind: str, file: IO[bytes], roles: Sequence[str], width: 
         return _bare_array(source, _checked(source, Path(source).stem, np.load(file, allow_pickle=False)), roles)
     lines = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
     if kind == "SVMlight":
-        return read_svmlight(source, lines, memory.add, width)
+        return read_svmlight(source, lines, memory.add, width, first)
     return _csv(source, lines, memory) if kind == "CSV" else _json_lines(source, lines, memory)
 
 

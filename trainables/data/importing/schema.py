@@ -6,7 +6,7 @@ All of it must be public knowledge. Nothing is fitted to the data: ranges, categ
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -81,6 +81,8 @@ class Schema(_Part):
     """Share of the rows that is drawn as test rows."""
     seed: int = Field(default=42, ge=0, lt=2**63)
     """Seed of that draw."""
+    first_index: Literal[0, 1] | None = None
+    """Index of the first feature in an SVMlight file; default: 0 if the file uses it, else 1."""
     columns: dict[str, Column] | None = Field(default=None, min_length=1)
     """The columns that become features, in this order; default: all others, which must be numbers."""
 
@@ -104,7 +106,7 @@ class Schema(_Part):
     @property
     def for_prediction(self) -> Schema:
         """What is needed to convert new rows."""
-        return Schema(label=self.label, classes=self.classes, columns=self.columns)
+        return Schema(label=self.label, classes=self.classes, columns=self.columns, first_index=self.first_index)
 
     def to_json(self) -> str:
         return self.model_dump_json(exclude_defaults=True)

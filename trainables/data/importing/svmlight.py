@@ -12,11 +12,20 @@ from trainables.errors import UserError
 MOST_BYTES = 8 << 30  # of the table with its zeros
 
 
+def first_index(lines: Iterable[str]) -> int:
+    """The index of the first feature: 0 if a line uses it, else 1."""
+    return int(not any(word.startswith("0:") for line in lines for word in line.partition("#")[0].split()[1:]))
+
+
 def read_svmlight(
-    source: str, lines: Iterable[str], check_bytes: Callable[[int], None], width: int | None = None
+    source: str,
+    lines: Iterable[str],
+    check_bytes: Callable[[int], None],
+    width: int | None = None,
+    first: int | None = None,
 ) -> dict[str, NDArray]:
-    """The columns `label`, `features` (with zeros) and, if the lines have one, `qid`. Indices begin with 1, or with 0
-    if a line uses 0. `width`: the number of features; default: up to the largest index.
+    """The columns `label`, `features` (with zeros) and, if the lines have one, `qid`. `width`: the number of features;
+    default: up to the largest index. `first`: the index of the first feature; default: 0 if a line uses it, else 1.
     `check_bytes`: called with the size of the table, zeros included; raises if that is far more than the file."""
     labels: list[str] = []
     groups: list[str] = []
@@ -46,8 +55,10 @@ def read_svmlight(
     if groups and len(groups) != len(labels):
         raise UserError(f"data {source}: some lines have a qid and others have none")
     columns = np.asarray(indices, dtype=np.int64)
-    if len(columns) and columns.min() > 0:
-        columns -= 1
+    lowest = int(columns.min()) if len(columns) else 1
+    if first is not None and lowest < first:
+        raise UserError(f"data {source} has index {lowest}, by its schema the first feature has index {first}")
+    columns -= min(lowest, 1) if first is None else first
     found = int(columns.max()) + 1 if len(columns) else 1
     if width is not None and found > width:
         raise UserError(f"data {source} has an index for feature {found}, its schema declares a width of {width}")
