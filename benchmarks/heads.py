@@ -159,7 +159,9 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--page", action="store_true", help="only write the page")
     options = parser.parse_args()
-    if options.page or options.out is None:
+    if options.out is None and not options.page:
+        parser.error("name the file to write, or --page")
+    if options.page:
         reports = kept_reports()
         gpus = {title: report for title, report in reports.items() if "core" not in title}  # a CPU emulates precisions
         page.write("heads", [*table(reports), "", *variants_table(gpus)])

@@ -33,7 +33,7 @@ from trainables.federation.server import Server, run_pack
 from trainables.federation.trial_spec import DataSpec, ProblemSpec
 from trainables.models.network import NetworkModel
 from trainables.models.network_settings import NETWORKS, NetworkSettings
-from trainables.models.recorded import Recordings
+from trainables.models.recorded import LARGE_LANES, _Recording
 from trainables.models.shard import Shard
 from trainables.models.tail import Tail
 from trainables.privacy.plan import PrivacySettings
@@ -231,8 +231,15 @@ def test_first_order_methods_train_it(method):
 @on_a_gpu
 @pytest.mark.parametrize(("cut", "train"), [("none", "norm+head"), ("layer3", "norm+head"), ("fc", "head")])
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
-def test_rounds_recorded_as_cuda_graphs_have_the_same_bits(cut, train, precision, tmp_path, monkeypatch):
-    """In packs with different centres, weights and seeds, one pack after another."""
+@pytest.mark.parametrize(
+    ("method", "clipping", "lanes"),
+    [("dp-fedadam", "plain", 1), ("dp-fedavg", "plain", 3), ("dp-fedgd", "automatic", 5)],
+)
+def test_rounds_recorded_as_cuda_graphs_have_the_same_bits(
+    cut, train, precision, method, clipping, lanes, tmp_path, monkeypatch
+):
+    """In packs with different centres, weights and seeds, one pack after another. Packs of many lanes are not
+    recorded."""
     _, weights = tail_benchmark.network(tmp_path)
     data = features.from_arrays(tail_benchmark.images(600), "images")
     spec = ProblemSpec(
@@ -243,21 +250,26 @@ def test_rounds_recorded_as_cuda_graphs_have_the_same_bits(cut, train, precision
         model=f"network:resnet20,cut={cut},train={train},weights={weights}",
     )
     problem = Problem.prepare(data, spec)
-    recorded, original = [], Recordings.__call__
-    monkeypatch.setattr(Recordings, "__call__", lambda self, *args: (recorded.append(1), original(self, *args))[1])
+    replayed, original = [], _Recording.__call__
+    monkeypatch.setattr(_Recording, "__call__", lambda self, *args: (replayed.append(1), original(self, *args))[1])
 
     def packs():
-        own = [{}, {"norm_scale": 0.3}] if train != "head" else [{}, {}]
-        for seed, hypers in enumerate(own, 1):
-            made = trial(problem, "dp-fedadam", hypers, rounds=8, every=4, seed=seed)
-            yield run([centred(made.model_copy(update={"precision": precision}))], problem, device="cuda")
+        for number, scale in enumerate((0.1, 0.3)):
+            own = {} if train == "head" else {"norm_scale": scale}
+            more = {"local_steps": 2} if method == "dp-fedavg" else {}
+            pack_trials = [
+                trial(problem, method, {**own, **more}, rounds=8, every=4, seed=10 * number + lane, clipping=clipping)
+                for lane in range(lanes)
+            ]
+            made = [centred(one.model_copy(update={"precision": precision})) for one in pack_trials]
+            yield run(made, problem, device="cuda")
 
     found = list(packs())
-    assert len(recorded) > 8
+    assert bool(replayed) == (lanes <= LARGE_LANES)
     monkeypatch.setattr(NetworkModel, "can_be_recorded", lambda *_: False)
-    recorded.clear()
+    replayed.clear()
     assert list(packs()) == found
-    assert not recorded
+    assert not replayed
 
 
 def test_sampled_steps_of_a_network_on_a_gpu_count_as_steps_on_all_rows():

@@ -66,7 +66,8 @@ def test_sums_agree_with_double_precision(precision, shape, automatic, device, i
     assert precision == "float32" or (off > 1e-5).any(), "the rounding has an effect"
     assert seen is not None
     torch.testing.assert_close(seen.loss.cpu().double(), counted.loss, rtol=4 * ROUNDING[precision] + 1e-5, atol=0)
-    assert (seen.clipped.cpu() - counted.clipped).abs().max() <= 30, "a row may be about as long as the clip"
+    near = 3 if precision == "float32" else 30
+    assert (seen.clipped.cpu() - counted.clipped).abs().max() <= near, "a row may be about as long as the clip"
 
 
 @pytest.mark.parametrize("automatic", [False, True])

@@ -145,7 +145,7 @@ def test_the_longest_packs_come_first(tmp_path):
 
 
 def test_networks_of_the_same_problem_follow_one_another():
-    """Their rows at the cut are computed again when the problem changes. Longer ones come first; heads before them."""
+    """Their rows at the cut are computed again when the problem changes. Longer ones come first; heads after them."""
     queue = PackQueue(Capacity(FederationSize(1), 1, 1), rows_of=lambda key: 100)
     heads = small.problem().spec
     problems = [heads.model_copy(update={"model": f"network:n,cut={cut}"}) for cut in ("1", "2")]
@@ -156,9 +156,9 @@ def test_networks_of_the_same_problem_follow_one_another():
     ]
     queue.add(some)
     order = [(pack.trials[0].problem.model, pack.trials[0].rounds) for pack in queue.packs]
-    assert order[:3] == [("softmax", 20), ("softmax", 10), ("softmax", 5)]
-    assert [rounds for _, rounds in order[3:]] == [20, 10, 5] * 2
-    assert len({model for model, _ in order[3:6]}) == 1
+    assert order[6:] == [("softmax", 20), ("softmax", 10), ("softmax", 5)]
+    assert [rounds for _, rounds in order[:6]] == [20, 10, 5] * 2
+    assert len({model for model, _ in order[:3]}) == len({model for model, _ in order[3:6]}) == 1
 
 
 def test_packs_that_a_stage_waits_for_come_before_confirm_runs(tmp_path):

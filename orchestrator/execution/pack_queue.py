@@ -90,11 +90,12 @@ class Pack:
         return self.trials[0].problem.evaluate_on == "test"
 
 
-def _order(pack: Pack) -> tuple[bool, str, float]:
-    """Networks of the same problem follow one another: a host computes the rows at the cut again, which takes seconds,
-    when the problem changes."""
+def _order(pack: Pack) -> tuple[bool, bool, str, float]:
+    """Networks come first, because their packs are long, and those of the same problem follow one another: a host
+    computes the rows at the cut again, which takes seconds, when the problem changes."""
     problem = pack.trials[0].problem
-    return pack.is_last_stage, problem.key if is_network(problem.model) else "", -pack.work
+    network = is_network(problem.model)
+    return pack.is_last_stage, not network, problem.key if network else "", -pack.work
 
 
 class PackQueue:
@@ -124,8 +125,8 @@ class PackQueue:
     def add(self, trials: Iterable[TrialSpec]) -> None:
         """Pack these trials and queue the packs, behind packs that have run before. Packs that a later stage waits for
         come before packs of the last stage, so that the later stages start early. Within each of these two kinds, long
-        packs come first (of networks, those of the same problem), so that no slot starts a long pack when the other
-        slots end. The number of packs is chosen for
+        packs come first, so that no slot starts a long pack when the other slots end; networks of the same problem
+        follow one another. The number of packs is chosen for
         the slots that have no pack in the queue: small packs cost more per trial, and `balance` splits the last
         packs."""
         idle = replace(self.capacity, federations=max(1, self.capacity.federations - len(self.packs)))

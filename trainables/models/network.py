@@ -26,7 +26,7 @@ CELLS = {"cpu": 1 << 22, "cuda": 1 << 30}
 """Largest total size of the trained layers' outputs for a block of rows."""
 LARGEST_BLOCK = 1 << 14  # rows
 PROBED = 3  # rows that check the network
-RECORDED_BYTES = 16  # memory that a recording keeps for every number in a block's outputs of trained layers
+RECORDED_BYTES = 8  # memory that a recording keeps for every number in the outputs of a block's layers
 RECORDED_SHARE = 0.125  # largest share of a GPU's memory for a recording
 
 
@@ -71,10 +71,11 @@ class NetworkModel(Head):
         with torch.no_grad():
             x = tail.prefix(rows)
             self.cut_shape = tuple(x.shape[1:])
-            forward, values = tail.check(x, arrays)
+            forward, values, activations = tail.check(x, arrays)
         self.operations = 2.0 * forward / PROBED + 4.0 * self.dimension
         """Operations for one row in a round: a forward pass, and a backward pass through the same frozen weights."""
         self._values_per_row = max(1, values // PROBED)
+        self._activations_per_row = activations // PROBED
 
     # ---- the interface of models
 
@@ -168,13 +169,15 @@ class NetworkModel(Head):
         return self._tail("cpu", torch.float32).merged(self.arrays(weights))
 
     def can_be_recorded(self, shard: Shard) -> bool:
-        """Whether gradient sums of these rows can be recorded as a CUDA graph: it keeps the memory of a block's
-        activations, and a plug-in's network may wait for the device, which a recording cannot."""
+        """Whether gradient sums of these rows can be recorded as a CUDA graph. A graph keeps the memory of a block's
+        activations, so it must hold several clients: hosts that compute client by client would keep one graph for each.
+        A plug-in's network may wait for the device, which a recording cannot."""
         from trainables.data.backbones import BACKBONES  # imports torch
 
-        cells = min(shard.rows, self._block("cuda")) * self._values_per_row
+        values = min(shard.rows, self._block("cuda")) * self._activations_per_row
         memory = torch.cuda.get_device_properties(shard.x.device).total_memory
-        return self.settings.network in BACKBONES and RECORDED_BYTES * cells <= RECORDED_SHARE * memory
+        fits = RECORDED_BYTES * values <= RECORDED_SHARE * memory
+        return self.settings.network in BACKBONES and shard.clients > 1 and fits
 
     # ---- blocks of rows
 

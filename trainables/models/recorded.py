@@ -1,7 +1,7 @@
 """Functions of tensors recorded as CUDA graphs, so that one call launches many small kernels.
 
-With few lanes a round consists of a few hundred kernels of some microseconds each, and launching them takes longer than
-running them. A recording is for fixed shapes and pays off from the third call on.
+With few lanes a round consists of a few hundred kernels of some microseconds each (of a network, thousands), and
+launching them takes longer than running them. A recording is for fixed shapes and pays off from the third call on.
 """
 
 from __future__ import annotations
@@ -19,20 +19,23 @@ def _side_stream() -> torch.cuda.Stream:
 
 
 Function = Callable[..., "torch.Tensor"]
+LARGE_LANES = 4
+"""Largest number of lanes in a large recording: it has thousands of kernels per lane, which take memory, too."""
 
 
 class Recordings:
-    """The recordings of one function, by the shapes of its inputs. `large`: before recording, return the memory of
-    earlier recordings to the device; torch would keep it."""
+    """The recordings of one function, by the shapes of its inputs. `large`: for networks. Only packs of few lanes are
+    recorded, and before that, the memory of earlier recordings is returned to the device; torch would keep it."""
 
     def __init__(self, function: Function, *, large: bool = False) -> None:
         self._function, self._large = function, large
         self._by_shape: dict[tuple[torch.Size, ...], _Recording] = {}
 
     def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
-        shapes = tuple(value.shape for value in inputs)
+        shapes, lanes = tuple(value.shape for value in inputs), inputs[0].shape[-2]
+        if self._large and lanes > LARGE_LANES:
+            return self._function(*inputs)
         if shapes not in self._by_shape:
-            lanes = inputs[0].shape[-2]
             # a new number of lanes means a new pack: free the recordings of the last one
             self._by_shape = {known: recording for known, recording in self._by_shape.items() if known[0][-2] == lanes}
             if self._large:

@@ -110,12 +110,12 @@ class Tail:
         trained = {name: value for layer in self.layers for name, value in layer.merged().items()}
         return {**self.module.state_dict(), **trained, **head}
 
-    def check(self, x: Tensor, arrays: Mapping[str, Tensor]) -> tuple[float, int]:
+    def check(self, x: Tensor, arrays: Mapping[str, Tensor]) -> tuple[float, int, int]:
         """Compare the gradient norms of some rows with those of every row alone, taken by torch: a network in which
         rows depend on one another, or with a layer that is not called exactly once, is refused. Returns the operations
-        of the forward pass, and the size of the trained layers' outputs."""
+        of the forward pass, and the sizes of the outputs of trained layers and of all layers."""
         labels = torch.arange(len(x), device=x.device) % arrays[HEAD].shape[1]
-        operations = self._operations(x, arrays)
+        operations, activations = self._operations(x, arrays)
         values = sum(output.numel() for layer in self.layers for output in layer.outputs)
         for layer in self.layers:
             if len(layer.outputs) != 1:
@@ -135,20 +135,25 @@ class Tail:
                     "the gradient of a row among others differs from its gradient alone: the network's rows depend on "
                     "one another, or a trained layer changes its output in place"
                 )
-        return operations, values
+        return operations, values, activations
 
-    def _operations(self, x: Tensor, arrays: Mapping[str, Tensor]) -> float:
-        """Operations of the products with weights in a forward pass."""
+    def _operations(self, x: Tensor, arrays: Mapping[str, Tensor]) -> tuple[float, int]:
+        """Operations of the products with weights in a forward pass, and the total size of all layers' outputs."""
         counted: list[float] = []
+        sizes: list[int] = []
 
-        def count(part: Any, _: Any, output: Tensor) -> None:
-            counted.append(2.0 * output.numel() * part.weight.numel() / len(part.weight))
+        def count(part: Any, _: Any, output: Any) -> None:
+            if isinstance(output, Tensor):
+                sizes.append(output.numel())
+            if isinstance(part, WITH_BIAS):
+                counted.append(2.0 * output.numel() * part.weight.numel() / len(part.weight))
 
-        hooks = [part.register_forward_hook(count) for part in self.body.modules() if isinstance(part, WITH_BIAS)]
+        layers = [part for part in self.body.modules() if not any(part.children())]
+        hooks = [part.register_forward_hook(count) for part in layers]
         self.head_inputs(x, arrays, recording=True)
         for hook in hooks:
             hook.remove()
-        return sum(counted)
+        return sum(counted), sum(sizes)
 
 
 def _trained_layers(settings: NetworkSettings, module: nn.Module, body: nn.Module) -> Iterator[Layer]:
