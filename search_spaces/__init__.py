@@ -24,7 +24,13 @@ SCALES = ("log", "linear", "complement")  # complement: logarithmic in 1 - x, fo
 RUN_AXES = (
     Hyperparameter("clip", 10.0, "bound on the contribution of a record (or user)", low=0, open_low=True),
     Hyperparameter(
-        "rounds", 50, "rounds of a run: more rounds have more noise in each", low=1, high=10**6, integer=True
+        "rounds",
+        50,
+        "rounds of a run: more rounds have more noise in each",
+        low=1,
+        high=10**6,
+        integer=True,
+        shared=True,
     ),
 )
 """Settings of a run that may be searched like hyperparameters; they override the study's values."""

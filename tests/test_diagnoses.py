@@ -52,6 +52,36 @@ def test_at_chance_by_another_metric(mean, at_chance):
     assert all(wanted in sentence for sentence in sentences)
 
 
+def test_one_method_is_worse_than_the_largest_class(tmp_path):
+    of = study(methods=["dp-fedgd", "dp-fedsofim"], epsilons=[8])
+    with writing(tmp_path, of) as writer:
+        for method, score in (("dp-fedgd", 48.0), ("dp-fedsofim", 90.0)):
+            writer.search(method, 8, {"coarse": [({"learning_rate": 0.1}, 96.0)]})
+            curves = {seed: {20: score} for seed in (42, 7)}
+            writer.confirm(method, 8, {"learning_rate": 0.1}, curves, measured=GOOD)
+        writer.ledger.add_partitions({(setting_id(of, SETTING), 42): EVEN})
+    with Ledger.read(tmp_path) as ledger:
+        (sentence,) = diagnoses(Results.read(ledger))
+    assert sentence.startswith(
+        "Worse than always answering the largest class: DP-FedGD at ε = 8 (48.0%, largest class 50.0%). "
+    )
+
+
+@pytest.mark.parametrize(("late", "swings"), [((80.0, 86.0, 81.0), True), ((80.0, 84.0, 81.0), False)])
+def test_scores_that_swing_late_in_a_run(tmp_path, late, swings):
+    """|86 - 80| and |81 - 86| are 5.5 points on average; the first half of a run does not count."""
+    of = study(methods=["dp-fedgd"], epsilons=[8])
+    with writing(tmp_path, of) as writer:
+        writer.search("dp-fedgd", 8, {"coarse": [({"learning_rate": 0.1}, 96.0)]})
+        curve = dict(zip((5, 10, 15, 20), (10.0, *late), strict=True))
+        writer.confirm("dp-fedgd", 8, {"learning_rate": 0.1}, {42: curve, 7: curve}, measured=GOOD)
+        writer.ledger.add_partitions({(setting_id(of, SETTING), 42): EVEN})
+    with Ledger.read(tmp_path) as ledger:
+        sentences = diagnoses(Results.read(ledger))
+    assert bool(sentences) == swings
+    assert all("from one evaluation to the next: DP-FedGD at ε = 8 (by 5.5 points)" in each for each in sentences)
+
+
 def test_noise_exceeds_signal(tmp_path):
     """Over 20 rounds noise adds up to sqrt(20) * 9 = 40.2, the signal to 20."""
     (sentence,) = found(tmp_path, measured={"noise_norm": 9.0})

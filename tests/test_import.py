@@ -119,6 +119,14 @@ def test_a_draft_leaves_a_running_number_out(fedsweep, tmp_path, monkeypatch):
     assert "# number: {range: [100, 140]}  # left out: it numbers the rows" in (tmp_path / "t.schema.yaml").read_text()
 
 
+def test_a_draft_leaves_numbers_with_gaps_out_if_their_name_says_so(fedsweep, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{3 * row},{5 * row},{row * 1.5},{'ab'[row % 2]}" for row in range(40)]
+    (tmp_path / "t.csv").write_text("\n".join([",income,size,kind", *rows]) + "\n")
+    assert fedsweep("data", "import", "t.csv", "--label", "kind", "--draft-schema")[0] == 0
+    assert list(read_schema("t.schema.yaml").columns) == ["income", "size"]
+
+
 def test_a_draft_is_checked_by_its_user(fedsweep, visits):
     schema = visits.parent / "visits.schema.yaml"
     schema.unlink()

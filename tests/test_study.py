@@ -436,6 +436,13 @@ def test_unreadable_files_are_refused(tmp_path):
 # ---- locating data
 
 
+def test_a_data_file_is_no_study():
+    with pytest.raises(
+        UserError, match=r"^mine\.npz is a data file, not a study; a study names it: data: \[mine\.npz\]"
+    ):
+        load("mine.npz")
+
+
 def test_data_is_found_next_to_the_study_file(tmp_path, monkeypatch):
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
     feature_file(here / "data" / "features.npz")

@@ -12,6 +12,9 @@ from orchestrator.console import stderr
 def show_training(file: Path) -> None:
     name = file.stem if re.fullmatch(r"[A-Za-z][A-Za-z0-9._-]{0,63}", file.stem) else "mine"
     study = f"{{name: {name}, data: [{file}], methods: [dp-fedgd, dp-fedsofim], epsilons: [3]}}"
-    stderr.print(f"a study for fedsweep run, which tunes methods for your data: {study}", soft_wrap=True)
+    stderr.print(
+        f"to tune methods for your data, save this as {name}.yaml, then fedsweep run {name}.yaml: {study}",
+        soft_wrap=True,
+    )
     command = f"fedsweep train --data {shlex.quote(str(file))} --epsilon 3 --save model.npz"
     stderr.print(f"to train one model without tuning: {command}")

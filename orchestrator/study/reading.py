@@ -26,6 +26,9 @@ from trainables.limited_yaml import line_of, read_yaml
 from trainables.methods import METHODS
 from trainables.urls import as_user_error, fetch_text, shown_url
 
+DATA_SUFFIXES = (".npz", ".npy", ".csv", ".tsv", ".parquet", ".pq", ".jsonl", ".svm")
+"""Ends of the names of data files, which users sometimes pass in place of a study."""
+
 
 def packaged() -> list[str]:
     """Names of the packaged studies."""
@@ -40,6 +43,8 @@ def load(name: str) -> tuple[Study, str]:
             text = fetch_text(name)
         return parse(text, name, None), text
     path = Path(name)
+    if path.suffix in DATA_SUFFIXES:
+        raise UserError(f"{name} is a data file, not a study; a study names it: data: [{name}]")
     if path.suffix in (".yaml", ".yml") or path.is_file():
         try:
             text = read_plain_text(path)

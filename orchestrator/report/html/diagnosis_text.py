@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from statistics import fmean
 
 from orchestrator.report.tables.common import budget, short_name
@@ -20,6 +21,9 @@ NEVER, ALWAYS = 1.0, 99.0
 """Percentages of clipped gradients: report a cell below NEVER or above ALWAYS."""
 INFLATED = 2.0
 """Report equal weights if their noise is more than this factor times the noise with weights by size."""
+SWING = 5.0
+"""Report a score that changes by more than this from one evaluation to the next, in points, on average over the second
+half of a run."""
 LARGE_ERROR = 2.0
 """Report a larger standard error of a validation score, in points."""
 
@@ -31,7 +35,9 @@ Counts = Mapping[SettingId, Sequence[Sequence[int]]]
 
 def diagnoses(results: Results) -> list[str]:
     """A text with cause and remedy for every problem found; the most important first."""
-    checks = [_edges] if results.study.private else [_at_chance, _noise, _clipping, _small_clients, _validation, _edges]
+    checks = [_at_chance, _below_majority, _swings, _noise, _clipping, _small_clients, _validation, _edges]
+    if results.study.private:
+        checks = [_edges]
     return [sentence for diagnose in checks for sentence in diagnose(results)]
 
 
@@ -62,6 +68,56 @@ def _at_chance(results: Results) -> Iterator[str]:
                     f"{metric.title} of {best.mean:.1f}%. A larger ε, more rows, {adaptive}features that separate the "
                     "classes, or `release: secure-aggregation` (if only the sum is visible) helps."
                 )
+
+
+def _below_majority(results: Results) -> Iterator[str]:
+    """Cells with a lower accuracy than always answering the largest class, where the best cell is clearly better."""
+    if results.study.objective != "accuracy":
+        return
+    found = []
+    for setting in results.settings:
+        for epsilon in results.study.epsilons:
+            cells = [cell for cell in results.of(setting, epsilon) if cell.last in cell.curve]
+            if not cells or not (shares := class_shares(cells[0], results.class_counts)):
+                continue
+            scores = [cell.curve[cell.last].mean for cell in cells]
+            largest = 100 * max(shares)
+            if max(scores) > least_useful_accuracy(largest, cells[0].facts.test_rows if cells[0].facts else 1):
+                pairs = zip(cells, scores, strict=True)
+                found += [
+                    (cell, f"{score:.1f}%, largest class {largest:.1f}%") for cell, score in pairs if score < largest
+                ]
+    if found:
+        yield (
+            f"Worse than always answering the largest class: {_named(found, results)}. Prefer another method, or give "
+            "smaller learning rates under `coarse` of this method."
+        )
+
+
+def _swings(results: Results) -> Iterator[str]:
+    """Cells whose score changes much between evaluations late in a run, so that the last score is luck."""
+    if not metrics.get(results.study.objective).percent:
+        return
+    found = []
+    for cell in results.cells:
+        changes = [
+            abs(after - before)
+            for row in cell.confirm.values()
+            for before, after in pairwise(_late(row.metrics.get(results.study.objective, {})))
+        ]
+        if changes and fmean(changes) > SWING:
+            found.append((cell, f"by {fmean(changes):.1f} points"))
+    if found:
+        yield (
+            f"The score changes much from one evaluation to the next: {_named(found, results)}. The score of the last "
+            "round is then partly luck. Smaller learning rates under `coarse` of the method, or more rounds, help."
+        )
+
+
+def _late(by_round: Mapping[int, float]) -> list[float]:
+    """The scores of the second half of a run."""
+    last = max(by_round, default=0)
+    return [score for t, score in sorted(by_round.items()) if 2 * t >= last]
 
 
 def class_shares(cell: CellResult, counts: Counts) -> list[float]:

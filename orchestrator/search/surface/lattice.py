@@ -29,18 +29,27 @@ class Lattice:
     """All combinations of the axes' values, with more values where the grids leave gaps.
 
     Its advantages over continuous ranges: configurations have round values, neighbours differ enough to compare them
-    in a contest, and trials are shared with a grid search of the same space."""
+    in a contest, and trials are shared with a grid search of the same space.
+
+    A hyperparameter that all lanes of a pack share, such as the number of local steps, has only the values of the
+    grids: with more values, most packs would have a single trial, which costs up to ten times as much."""
 
     def __init__(self, space: SearchSpace, values: int | None = None, beyond: Beyond | None = None) -> None:
         """`values`: least number of values of a numeric axis; default: it depends on the number of axes. `beyond`:
         by how many steps axes continue below and above their ends."""
-        numeric = sum(search_spaces.is_numeric(axis) and len(axis) > 1 for axis in space.coarse.values())
+        hypers = search_spaces.hyperparameters_of(space.method)
+        dense = {name for name, axis in space.coarse.items() if not hypers[name].shared}
+        numeric = sum(search_spaces.is_numeric(space.coarse[name]) and len(space.coarse[name]) > 1 for name in dense)
         least = values or max(FEWEST_VALUES, min(MOST_VALUES, int(LARGEST ** (1 / max(1, numeric)))))
         self.space = space
-        self.axes = {name: search_spaces.densified(space, name, least) for name in space.coarse}
+
+        def axes(least: int) -> dict[str, Axis]:
+            return {name: search_spaces.densified(space, name, least if name in dense else 1) for name in space.coarse}
+
+        self.axes = axes(least)
         while values is None and self._size > 2 * LARGEST and least > FEWEST_VALUES:
             least -= 1
-            self.axes = {name: search_spaces.densified(space, name, least) for name in space.coarse}
+            self.axes = axes(least)
         self._scales = [_AxisScale(space, name, axis) for name, axis in self.axes.items()]
         self.beyond = beyond or {}
         self._new = {

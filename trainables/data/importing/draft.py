@@ -14,6 +14,8 @@ from trainables.data.importing.schema import Schema
 
 MOST_CATEGORIES = 50  # a text column with more values is probably an id or free text
 FEWEST_NUMBERED = 20  # in fewer rows, a column of distinct consecutive numbers may be chance
+NAMES_OF_NUMBERS = ("", "id", "index", "row", "rownames", "rowid")
+"""Names, in lower case, of columns that number the rows even if some numbers are missing."""
 
 HEADER = """\
 # Schema of {source}: a draft to check.
@@ -61,10 +63,17 @@ def _column(name: str, values: NDArray) -> list[str]:
         missing = np.isnan(values.astype(np.float64))
         numbers = values[~missing].astype(np.float64)
     low, high = _limits(numbers)
-    if len(numbers) >= FEWEST_NUMBERED and numbers.max() - numbers.min() + 1 == len(np.unique(numbers)) == len(values):
+    if _numbers_the_rows(name, numbers, len(values)):
         return [f"# {_yaml(name)}: {{range: [{low:g}, {high:g}]}}  # left out: it numbers the rows"]
     lines = [f"{_yaml(name)}: {{range: [{low:g}, {high:g}]}}  # which range is possible?"]
     return [*lines, *_missing(name, int(missing.sum()), f"range: [{low:g}, {high:g}], missing: NUMBER")]
+
+
+def _numbers_the_rows(name: str, numbers: NDArray, rows: int) -> bool:
+    if len(numbers) < FEWEST_NUMBERED or len(np.unique(numbers)) != rows or (numbers % 1 != 0).any():
+        return False
+    named = name.lower() in NAMES_OF_NUMBERS or name.startswith("Unnamed: ")  # pandas' name for a column without one
+    return named or bool(numbers.max() - numbers.min() + 1 == rows)
 
 
 def _text_column(name: str, values: NDArray) -> list[str]:
