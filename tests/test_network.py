@@ -16,6 +16,7 @@ from torch.func import functional_call, grad, vmap
 
 from benchmarks import tail as tail_benchmark
 from orchestrator.execution import study_run
+from orchestrator.execution.pack_cost import LAYER_S, NOISE_S, PackCost
 from orchestrator.execution.packing import passes
 from orchestrator.execution.progress import View
 from orchestrator.execution.training import saved_model, set_up, train
@@ -185,6 +186,16 @@ def test_a_sample_is_computed_with_as_many_rows_as_are_public(count, monkeypatch
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(diagnostics.loss, of_alone.loss)
     assert torch.equal(diagnostics.clipped, of_alone.clipped)
+
+
+def test_small_clients_cost_time_per_layer():
+    """Lanes and clients are computed one after the other: 5 rounds, 3 clients, 2 lanes, 8 layers behind the cut and the
+    head. The noise of a seed and client takes 6 us per round."""
+    problem = problem_of()
+    pack = [trial(problem, "dp-fedgd", {}, rounds=5, seed=seed) for seed in (1, 2)]
+    assert problem.model.layers == 8 + 1
+    expected = 5 * (3 * 2 * 9 * LAYER_S + 3 * 2 * NOISE_S)
+    assert PackCost.of(pack, problem, "cpu").overhead_s == pytest.approx(expected)
 
 
 def test_the_model_contract_holds():

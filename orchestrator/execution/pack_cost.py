@@ -11,8 +11,10 @@ from trainables.federation.problem import Problem
 from trainables.federation.trial_spec import TrialSpec
 from trainables.models import operations
 from trainables.models.lanes import SHAPES
+from trainables.models.network import NetworkModel
 
 CALL_S = 1e-3  # seconds of one core per local step and batch of clients, for a batch of any size
+LAYER_S = 4e-4  # seconds of one core per local step, client, lane and layer of a network, for any number of rows
 NOISE_S = 6e-6  # seconds of one core per local step and client to draw noise, for any number of weights
 
 
@@ -30,8 +32,11 @@ class PackCost:
         batches = SHAPES[device].batches(range(len(sizes)), sizes, model.dimension, apart)
         rows = sum(len(clients) * padded for clients, padded in batches)
         steps = first.last_round * float(first.hyperparameters.get("local_steps", 1))
+        calls_s = len(batches) * CALL_S
+        if isinstance(model, NetworkModel) and device == "cpu":
+            calls_s = len(sizes) * len(pack) * model.layers * LAYER_S
         noises = len(sizes) * len({trial.seed for trial in pack})  # drawn once for all lanes of a seed
         return cls(
             operations(model) * rows * sum(trial.last_round * passes(trial, device) for trial in pack),
-            steps * (len(batches) * CALL_S + noises * NOISE_S),
+            steps * (calls_s + noises * NOISE_S),
         )

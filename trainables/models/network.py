@@ -71,11 +71,13 @@ class NetworkModel(Head):
         with torch.no_grad():
             x = tail.prefix(rows)
             self.cut_shape = tuple(x.shape[1:])
-            forward, values, activations = tail.check(x, arrays)
-        self.operations = 2.0 * forward / PROBED + 4.0 * self.dimension
+            forward = tail.check(x, arrays)
+        self.operations = 2.0 * forward.operations / PROBED + 4.0 * self.dimension
         """Operations for one row in a round: a forward pass, and a backward pass through the same frozen weights."""
-        self._values_per_row = max(1, values // PROBED)
-        self._activations_per_row = activations // PROBED
+        self._values_per_row = max(1, forward.trained_values // PROBED)
+        self._activations_per_row = forward.values // PROBED
+        self.layers = forward.layers + 1
+        """Number of layers that are computed in every round, with the head."""
 
     # ---- the interface of models
 

@@ -6,7 +6,7 @@ import copy
 import fnmatch
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,18 @@ from trainables.models.networks import Network
 
 HEAD = "head"
 AGREEMENT = 1e-3  # relative tolerance of the gradients' squared norms, in single precision
+
+
+class ForwardPass(NamedTuple):
+    """What the forward pass of some rows takes."""
+
+    operations: float
+    """Operations of the products with weights."""
+    trained_values: int
+    """Total size of the outputs of trained layers."""
+    values: int
+    """Total size of the outputs of all layers."""
+    layers: int
 
 
 class Tail:
@@ -110,13 +122,12 @@ class Tail:
         trained = {name: value for layer in self.layers for name, value in layer.merged().items()}
         return {**self.module.state_dict(), **trained, **head}
 
-    def check(self, x: Tensor, arrays: Mapping[str, Tensor]) -> tuple[float, int, int]:
+    def check(self, x: Tensor, arrays: Mapping[str, Tensor]) -> ForwardPass:
         """Compare the gradient norms of some rows with those of every row alone, taken by torch: a network in which
-        rows depend on one another, or with a layer that is not called exactly once, is refused. Returns the operations
-        of the forward pass, and the sizes of the outputs of trained layers and of all layers."""
+        rows depend on one another, or with a layer that is not called exactly once, is refused. Returns what
+        the forward pass of these rows takes."""
         labels = torch.arange(len(x), device=x.device) % arrays[HEAD].shape[1]
-        operations, activations = self._operations(x, arrays)
-        values = sum(output.numel() for layer in self.layers for output in layer.outputs)
+        measured = self._measured(x, arrays)
         for layer in self.layers:
             if len(layer.outputs) != 1:
                 calls = len(layer.outputs)
@@ -135,10 +146,9 @@ class Tail:
                     "the gradient of a row among others differs from its gradient alone: the network's rows depend on "
                     "one another, or a trained layer changes its output in place"
                 )
-        return operations, values, activations
+        return measured
 
-    def _operations(self, x: Tensor, arrays: Mapping[str, Tensor]) -> tuple[float, int]:
-        """Operations of the products with weights in a forward pass, and the total size of all layers' outputs."""
+    def _measured(self, x: Tensor, arrays: Mapping[str, Tensor]) -> ForwardPass:
         counted: list[float] = []
         sizes: list[int] = []
 
@@ -153,7 +163,8 @@ class Tail:
         self.head_inputs(x, arrays, recording=True)
         for hook in hooks:
             hook.remove()
-        return sum(counted), sum(sizes)
+        values = sum(output.numel() for layer in self.layers for output in layer.outputs)
+        return ForwardPass(sum(counted), values, sum(sizes), len(layers))
 
 
 def _trained_layers(settings: NetworkSettings, module: nn.Module, body: nn.Module) -> Iterator[Layer]:
