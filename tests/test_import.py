@@ -357,7 +357,7 @@ BAD_TABLES = {
     "no label": ("x,y\n1,a\n", {"label": "z"}, r"has no column 'z'; it has: 'x', 'y'"),
     "missing label": ("x,y\n1,a\n2,\n", {}, "the label 'y' is missing in row 2"),
     "undeclared class": ("x,y\n1,a\n2,d\n", {"classes": ["a", "b"]}, "label 'd' in row 2 is not a declared class"),
-    "text": ("x,c,y\n1,u,a\n", {}, r"column 'c' holds text, 'u' in row 1; declare its categories"),
+    "text": ("x,c,y\n1,u,a\n", {}, r"column 'c' holds text, 'u' in row 1, not a number; declare its categories"),
     "missing number": ("x,y\n1,a\n,b\n", {}, r"column 'x' has no value in row 2; .*x: \{missing: NUMBER\}"),
     "infinite": ("x,y\n1,a\ninf,b\n", {}, "column 'x' has an infinite value in row 2"),
     "undeclared category": (

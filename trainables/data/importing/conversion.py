@@ -242,8 +242,8 @@ def _numbers(source: str, values: NDArray, name: str) -> NDArray[np.float64]:
     if wrong.any():
         value, row = str(values.ravel()[wrong][0]), _first_row(wrong.reshape(values.shape))
         raise UserError(
-            f"data {source}: column {name!r} holds text, {value!r} in row {row}; declare its categories in a schema, "
-            "or leave it out (--draft-schema writes a schema)"
+            f"data {source}: column {name!r} holds text, {value!r} in row {row}, not a number; declare its categories "
+            "in a schema, or leave it out (--draft-schema writes a schema)"
         )
     return numbers.reshape(values.shape)
 
