@@ -413,12 +413,12 @@ def scored(*rows: tuple[float | None, ...]):
         ([(90, 90, None), (50, 50, 50), (40, 40, 40)], "b", 1),
         # every candidate diverged on some seed: the one with the fewest divergences wins
         ([(90, None, None), (50, None, 50)], "b", 1),
-        # one seed: only equal scores tie
-        ([(50.0,), (50.1,), (50.1,)], "b", 2),
+        # one seed: as in a search, one standard error at 50% of 100 rows is 5
+        ([(50.0,), (50.1,), (50.1,), (45.0,)], "b", 3),
     ],
 )
 def test_contest_rule(rows, winner, tied):
-    choice = win_contest(*scored(*rows))
+    choice = win_contest(*scored(*rows), rows=100)
     assert (choice.key[0], choice.within_standard_error) == (winner, tied)
 
 

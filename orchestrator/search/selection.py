@@ -52,16 +52,7 @@ def choose(
     best = next(iter(ranked(candidates, outcomes, objective)), None)
     if best is None:
         return None
-    score = mean(best.finished_scores(outcomes))
-    if len(best.keys) > 1:
-        near: int | None = len(_tied(best, candidates, outcomes))
-    elif (error := objective.standard_error(score, rows)) is not None:
-        near = sum(
-            1 for other in candidates if (done := other.finished_scores(outcomes)) and mean(done) >= score - error
-        )
-    else:
-        near = None
-    return _choice(best, outcomes, near)
+    return _choice(best, outcomes, _near(best, candidates, outcomes, rows, objective))
 
 
 def win_contest(
@@ -69,18 +60,21 @@ def win_contest(
     outcomes: Outcomes,
     objective: Objective = ACCURACY,
     *,
+    rows: int | None = None,
     prefer_small_spread: bool = True,
 ) -> Choice | None:
     """The winner of a contest; None if no trial finished. Without `prefer_small_spread`, it is the best candidate, the
     one that `choose` returns. Otherwise it is the candidate with the smallest spread among those within one paired
-    standard error of the best, ties in the given order. Candidates with more failed seeds than the best cannot win."""
+    standard error of the best, ties in the given order. Candidates with more failed seeds than the best cannot win.
+    `rows`: as for `choose`, where it is known."""
     best = next(iter(ranked(candidates, outcomes, objective)), None)
     if best is None:
         return None
-    tied = _tied(best, candidates, outcomes)
+    near = _near(best, candidates, outcomes, rows, objective)
     if prefer_small_spread:
+        tied = _tied(best, candidates, outcomes)
         best = min(tied, key=lambda candidate: spread(candidate.finished_scores(outcomes)))
-    return _choice(best, outcomes, len(tied))
+    return _choice(best, outcomes, near)
 
 
 def clearly_differ(
@@ -101,6 +95,20 @@ def clearly_differ(
 def _choice(winner: Candidate, outcomes: Outcomes, near: int | None) -> Choice:
     scores = winner.finished_scores(outcomes)
     return Choice(winner, mean(scores), spread(scores), len(winner.keys) - len(scores), near)
+
+
+def _near(
+    best: Candidate, candidates: Sequence[Candidate], outcomes: Outcomes, rows: int | None, objective: Objective
+) -> int | None:
+    """How many candidates are within one standard error of the best. With several seeds, the standard error is that of
+    the paired difference; with one seed, that of a score on `rows` rows, if it has one."""
+    if len(best.keys) > 1:
+        return len(_tied(best, candidates, outcomes))
+    (score,) = best.finished_scores(outcomes)
+    error = None if rows is None else objective.standard_error(score, rows)
+    if error is None:
+        return None
+    return sum(1 for other in candidates if (done := other.finished_scores(outcomes)) and mean(done) >= score - error)
 
 
 def _tied(best: Candidate, candidates: Sequence[Candidate], outcomes: Outcomes) -> list[Candidate]:

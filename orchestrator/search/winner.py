@@ -24,8 +24,9 @@ def winner(variant: SearchVariant, history: History) -> Choice | None:
     if variant.strategy.publishes_only_winner:
         return variant.strategy.choose(task, history)
     if contest := history.ended("contest"):
+        steady = variant.strategy.prefers_small_spread
         return selection.win_contest(
-            contest, history.outcomes, task.objective, prefer_small_spread=variant.strategy.prefers_small_spread
+            contest, history.outcomes, task.objective, rows=task.validation_rows, prefer_small_spread=steady
         )
     candidates = history.ended(*competing_stages(variant, history))
     return selection.choose(candidates, history.outcomes, task.validation_rows, task.objective)

@@ -21,9 +21,9 @@ NEVER, ALWAYS = 1.0, 99.0
 """Percentages of clipped gradients: report a cell below NEVER or above ALWAYS."""
 INFLATED = 2.0
 """Report equal weights if their noise is more than this factor times the noise with weights by size."""
-SWING = 5.0
-"""Report a score that changes by more than this from one evaluation to the next, in points, on average over the second
-half of a run."""
+SWING = 2.0
+"""Report a score that falls by more than this from one evaluation to the next, in points, on average over the second
+half of a run, where a rise counts as 0."""
 LARGE_ERROR = 2.0
 """Report a larger standard error of a validation score, in points."""
 
@@ -35,39 +35,51 @@ Counts = Mapping[SettingId, Sequence[Sequence[int]]]
 
 def diagnoses(results: Results) -> list[str]:
     """A text with cause and remedy for every problem found; the most important first."""
-    checks = [_at_chance, _below_majority, _swings, _noise, _clipping, _small_clients, _validation, _edges]
     if results.study.private:
         checks = [_edges]
+    else:
+        checks = [_at_chance, _below_majority, _swings, _noise, _clipping, _small_clients, _validation, _edges]
     return [sentence for diagnose in checks for sentence in diagnose(results)]
 
 
 def _at_chance(results: Results) -> Iterator[str]:
     """No method beats guessing by two standard errors: over test rows for accuracy, over seeds for other metrics."""
     metric = metrics.get(results.study.objective)
+    for setting, epsilon, cells, shares in _by_budget(results):
+        best = max((cell.curve[cell.last] for cell in cells), key=lambda score: score.mean)
+        guessing = metric.of_guessing(len(shares))
+        if metric.name == "accuracy":
+            guessing, least = _largest_class(cells, shares)
+            than = f"always answering the largest class ({guessing:.1f}% of the train rows)"
+        elif guessing is not None and best.seeds > 1:
+            least = guessing + 2 * best.std / math.sqrt(best.seeds)
+            than = f"guessing ({guessing:.1f}%)"
+        else:
+            continue
+        if best.mean <= least:
+            where = f"{setting}: " if len(results.settings) > 1 else ""
+            adaptive = "" if results.study.defaults == "adaptive" else "`defaults: adaptive`, "
+            yield (
+                f"{where}At {budget(epsilon)} no method is clearly better than {than}: the best has a test "
+                f"{metric.title} of {best.mean:.1f}%. A larger ε, more rows, {adaptive}features that separate the "
+                "classes, or `release: secure-aggregation` (if only the sum is visible) helps."
+            )
+
+
+def _by_budget(results: Results) -> Iterator[tuple[str, float, list[CellResult], list[float]]]:
+    """Every setting and budget with its cells that have a final score, and the shares of the classes, where these are
+    recorded."""
     for setting in results.settings:
         for epsilon in results.study.epsilons:
             cells = [cell for cell in results.of(setting, epsilon) if cell.last in cell.curve]
-            if not cells or not (shares := class_shares(cells[0], results.class_counts)):
-                continue
-            best = max((cell.curve[cell.last] for cell in cells), key=lambda score: score.mean)
-            guessing = metric.of_guessing(len(shares))
-            if metric.name == "accuracy":
-                guessing, rows = 100 * max(shares), cells[0].facts.test_rows if cells[0].facts else 1
-                least = least_useful_accuracy(guessing, rows)
-                than = f"always answering the largest class ({guessing:.1f}% of the train rows)"
-            elif guessing is not None and best.seeds > 1:
-                least = guessing + 2 * best.std / math.sqrt(best.seeds)
-                than = f"guessing ({guessing:.1f}%)"
-            else:
-                continue
-            if best.mean <= least:
-                where = f"{setting}: " if len(results.settings) > 1 else ""
-                adaptive = "" if results.study.defaults == "adaptive" else "`defaults: adaptive`, "
-                yield (
-                    f"{where}At {budget(epsilon)} no method is clearly better than {than}: the best has a test "
-                    f"{metric.title} of {best.mean:.1f}%. A larger ε, more rows, {adaptive}features that separate the "
-                    "classes, or `release: secure-aggregation` (if only the sum is visible) helps."
-                )
+            if cells and (shares := class_shares(cells[0], results.class_counts)):
+                yield setting, epsilon, cells, shares
+
+
+def _largest_class(cells: Sequence[CellResult], shares: Sequence[float]) -> tuple[float, float]:
+    """The accuracy of always answering the largest class, and the least accuracy that is clearly better."""
+    largest, facts = 100 * max(shares), cells[0].facts
+    return largest, least_useful_accuracy(largest, facts.test_rows if facts else 1)
 
 
 def _below_majority(results: Results) -> Iterator[str]:
@@ -75,18 +87,12 @@ def _below_majority(results: Results) -> Iterator[str]:
     if results.study.objective != "accuracy":
         return
     found = []
-    for setting in results.settings:
-        for epsilon in results.study.epsilons:
-            cells = [cell for cell in results.of(setting, epsilon) if cell.last in cell.curve]
-            if not cells or not (shares := class_shares(cells[0], results.class_counts)):
-                continue
-            scores = [cell.curve[cell.last].mean for cell in cells]
-            largest = 100 * max(shares)
-            if max(scores) > least_useful_accuracy(largest, cells[0].facts.test_rows if cells[0].facts else 1):
-                pairs = zip(cells, scores, strict=True)
-                found += [
-                    (cell, f"{score:.1f}%, largest class {largest:.1f}%") for cell, score in pairs if score < largest
-                ]
+    for _, _, cells, shares in _by_budget(results):
+        largest, least = _largest_class(cells, shares)
+        scores = [cell.curve[cell.last].mean for cell in cells]
+        if max(scores) > least:
+            pairs = zip(cells, scores, strict=True)
+            found += [(c, f"{score:.1f}%, largest class {largest:.1f}%") for c, score in pairs if score < largest]
     if found:
         yield (
             f"Worse than always answering the largest class: {_named(found, results)}. Prefer another method, or give "
@@ -95,22 +101,22 @@ def _below_majority(results: Results) -> Iterator[str]:
 
 
 def _swings(results: Results) -> Iterator[str]:
-    """Cells whose score changes much between evaluations late in a run, so that the last score is luck."""
+    """Cells whose score often falls late in a run, so that it depends on when training stops."""
     if not metrics.get(results.study.objective).percent:
         return
     found = []
     for cell in results.cells:
-        changes = [
-            abs(after - before)
+        falls = [
+            max(0.0, before - after)
             for row in cell.confirm.values()
             for before, after in pairwise(_late(row.metrics.get(results.study.objective, {})))
         ]
-        if changes and fmean(changes) > SWING:
-            found.append((cell, f"by {fmean(changes):.1f} points"))
+        if falls and fmean(falls) > SWING:
+            found.append((cell, f"by {fmean(falls):.1f} points on average"))
     if found:
         yield (
-            f"The score changes much from one evaluation to the next: {_named(found, results)}. The score of the last "
-            "round is then partly luck. Smaller learning rates under `coarse` of the method, or more rounds, help."
+            f"The score often falls from one evaluation to the next: {_named(found, results)}. The last score then "
+            "depends on when training stops. Smaller learning rates under `coarse` of the method, or more rounds, help."
         )
 
 

@@ -145,16 +145,21 @@ def _stability(results: Results, setting: str) -> list[str]:
     """A sentence on how stable the choice of the configurations is; none for a private search, which shows only the
     winner, and where nothing was searched."""
     found = [] if results.study.private else results.of(setting)
-    tied = [count for cell in found if (count := tied_count(cell)) is not None]
-    if not tied:
+    if results.study.search.finalists == 1:  # a contest of one configuration says nothing
+        found = [cell for cell in found if not cell.variant.has_contest]
+    counts = [count for cell in found if (count := tied_count(cell)) is not None]
+    if not counts:
         return []
-    several, total = sum(count > 1 for count in tied), len(tied)
-    cells = "the only cell" if total == 1 else f"{several} of {total} cells"
-    if not several:
-        return ["Stability of the choice: no other configuration was within one standard error of a winner."]
+    others = [count - 1 for count in counts if count > 1]
+    if not others:
+        return [
+            "Stability of the choice: no other configuration of the deciding stage was within one standard error of a "
+            "winner."
+        ]
+    cells = "the only cell" if len(counts) == 1 else f"{len(others)} of {len(counts)} cells"
     return [
         f"Stability of the choice: in {cells} at least one other configuration was within one standard error of the "
-        f"best (median: {median(tied) - 1:g}), so another search seed or processor may choose another one."
+        f"best (median there: {median(others):g}), so another search seed or processor may choose another one."
     ]
 
 
@@ -206,8 +211,8 @@ def _evaluated_rounds(results: Results) -> list[int]:
 
 
 def printed_rounds(evaluated: Sequence[int], lasts: AbstractSet[int]) -> list[int]:
-    """At most `MAX_ROUND_COLUMNS` evenly spaced rounds. The last rounds of all cells are among them, unless they would
-    take more than half of the columns."""
+    """At most `MAX_ROUND_COLUMNS` rounds: the last rounds of all cells, unless they would take more than half of the
+    columns, and evenly spaced ones."""
     spaced = thinned(evaluated, MAX_ROUND_COLUMNS)
     if lasts <= set(spaced) or 2 * len(lasts) > MAX_ROUND_COLUMNS:
         return spaced
