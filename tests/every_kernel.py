@@ -34,13 +34,13 @@ def computing_with(kernel, device):
 def _interpreter():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
-        compiling = _taken_out()  # another test may have imported triton, which then compiles
+        compiling = _remove_triton_modules()  # another test may have imported triton, which then compiles
         sys.modules.update(INTERPRETING)
         kernel_of = {torch.float32: "triton", torch.float64: "torch"}
         patch.setattr(SoftmaxHead, "_kernel", lambda self, theta: kernel_of[theta.dtype])
         _interpret_bf16(patch)
         yield
-        INTERPRETING.update(_taken_out())
+        INTERPRETING.update(_remove_triton_modules())
         sys.modules.update(compiling)
 
 
@@ -48,7 +48,7 @@ INTERPRETING = {}
 """Modules of triton that were imported to interpret kernels."""
 
 
-def _taken_out():
+def _remove_triton_modules():
     """Remove triton and what uses it from the imported modules, but for its compiled parts, which load once."""
     names = [
         name

@@ -240,7 +240,7 @@ def test_the_readmes_table_of_backbones_comes_from_the_kept_results():
     kept = {
         "DP-FedSOFIM, paper's settings, ResNet-20": ("beyond-cifar10", "DP-FedSOFIM"),
         "DP-FedGD, centred, size-weighted, ResNet-20": ("beyond-cifar10", "DP-FedGD, centred, size-weighted"),
-        "the same, [norm layers trained](docs/train-layers.md)": (
+        "the same, [norm layers trained](docs/train-layers.md), rounds and clip searched": (
             "tail-cifar10-resnet20-budgets",
             "DP-FedGD, norm layers, bf16",
         ),

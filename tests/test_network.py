@@ -4,6 +4,7 @@ import copy
 import json
 import struct
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -196,6 +197,53 @@ def test_small_clients_cost_time_per_layer():
     assert problem.model.layers == 8 + 1
     expected = 5 * (3 * 2 * 9 * LAYER_S + 3 * 2 * NOISE_S)
     assert PackCost.of(pack, problem, "cpu").overhead_s == pytest.approx(expected)
+
+
+def test_clients_that_do_not_take_part_cost_no_time_on_a_cpu():
+    """Two seeds draw different clients: at a participation of 0.1 a fifth of them takes part for one of the seeds."""
+    problem = problem_of()
+
+    def seconds(participation):
+        hypers = {"local_steps": 1, "sampling_rate": 0.2, "participation": participation}
+        pack = [trial(problem, "dp-fedadamw", hypers, rounds=5, seed=seed) for seed in (1, 2)]
+        return PackCost.of(pack, problem, "cpu").overhead_s - 5 * 3 * 2 * NOISE_S
+
+    assert seconds(0.1) == pytest.approx(0.2 * seconds(1.0))
+    assert seconds(0.7) == pytest.approx(seconds(1.0))
+
+
+def test_a_layer_with_a_parametrization_counts_like_a_plain_one(monkeypatch):
+    def plain(features: int, classes: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(features, 16), nn.LayerNorm(16), nn.Linear(16, classes))
+
+    def normed(features: int, classes: int) -> nn.Module:
+        module = plain(features, classes)
+        nn.utils.parametrizations.weight_norm(module[0])
+        return module
+
+    monkeypatch.setitem(NETWORKS, "plain", plain)
+    monkeypatch.setitem(NETWORKS, "normed", normed)
+    one, other = (
+        models.parse(f"network:{name},cut=none,train=norm+head", features=PIXELS, classes=CLASSES)
+        for name in ("plain", "normed")
+    )
+    assert one.operations == other.operations
+    assert one.layers == other.layers - 1, "its parametrization is a layer, too"
+
+
+@pytest.mark.parametrize(
+    ("clients", "memory", "network", "recorded"),
+    [(2, 1 << 37, "resnet20", True), (1, 1 << 37, "resnet20", False), (2, 1 << 14, "resnet20", False),
+     (2, 1 << 37, "images", False)],
+)  # fmt: skip
+def test_which_rounds_are_recorded(monkeypatch, clients, memory, network, recorded):
+    """Rounds of packaged networks, whose activations fit, of several clients together."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=memory))
+    model = models.parse(IMAGES, features=PIXELS, classes=CLASSES)
+    model.settings = replace(model.settings, network=network)
+    x = models.at_cut(model, np.zeros((ROWS, PIXELS), dtype=np.float32))
+    shard = Shard.build([(x, np.arange(ROWS) % CLASSES)] * clients)
+    assert model.can_be_recorded(shard) == recorded
 
 
 def test_the_model_contract_holds():

@@ -86,7 +86,8 @@ def test_every_kernel_rounds_as_torch_on_a_cpu(precision, shape, automatic, devi
     off = (found.cpu() - expected).abs() / expected.norm(dim=2, keepdim=True)
     assert (off <= 16 * ROUNDING[precision]).all()
     if precision == "bf16":
-        assert (off > 1e-5).float().mean() < 0.02
+        by_feature = (off > 1e-5).float().unflatten(2, (-1, head.classes)).mean((0, 1, 3))
+        assert by_feature.max() < 0.02, "also the constant's residuals are rounded"
 
 
 @pytest.mark.parametrize("automatic", [False, True])

@@ -436,11 +436,11 @@ def test_unreadable_files_are_refused(tmp_path):
 # ---- locating data
 
 
-def test_a_data_file_is_no_study():
-    with pytest.raises(
-        UserError, match=r"^mine\.npz is a data file, not a study; a study names it: data: \[mine\.npz\]"
-    ):
-        load("mine.npz")
+@pytest.mark.parametrize("name", ["mine.npz", "MINE.CSV", "mine.libsvm", "mine.ndjson"])
+def test_a_data_file_is_no_study(name):
+    stated = f"{name} is a data file, not a study; a study names it: data: [{name}]"
+    with pytest.raises(UserError, match=f"^{re.escape(stated)}"):
+        load(name)
 
 
 def test_data_is_found_next_to_the_study_file(tmp_path, monkeypatch):

@@ -1,7 +1,10 @@
 """The strategy `surface`: one model for all budgets of a method."""
 
+import csv
+import json
 import math
 import random
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,6 +20,7 @@ from orchestrator.results.ledger import Ledger
 from orchestrator.search.surface.gaussian_process import Data, Prior, _loss
 from orchestrator.search.surface.lattice import Lattice
 from orchestrator.search.surface.model import Surface, Trial, log_noise
+from orchestrator.study import reading
 from orchestrator.study.cells import PreparedStudy
 from trainables.errors import UserError
 
@@ -172,6 +176,26 @@ def test_values_beyond_the_ends_are_as_close_as_those_within_and_allowed():
     assert base.steps_beyond(base.configurations) == {}
     lowest = Lattice(space, beyond={"beta": (9, 0)})
     assert min(c["beta"] for c in lowest.configurations) >= 0
+
+
+def test_shared_hyperparameters_have_values_between_the_grids_only_where_packs_save_no_time():
+    """Lanes of a network are computed one after the other, so a pack of one trial costs no more."""
+    space = search_spaces.load("dp-fedavg")
+    grids = {*space.coarse["local_steps"], *space.fine["local_steps"]}
+    assert set(Lattice(space).axes["local_steps"]) == grids
+    assert set(Lattice(space, packs_save_time=False).axes["local_steps"]) > grids
+
+
+def test_a_packaged_study_of_a_network_can_propose_the_winners_of_its_kept_results():
+    name = "tail-cifar10-resnet20-budgets"
+    study = reading.load(name)[0]
+    (method,) = study.methods
+    lattice = Lattice(method.space(), packs_save_time=study.packs_save_time(method))
+    file = Path(__file__).parents[1] / "results" / "reproduction" / name / "tables" / "hyperparameters.csv"
+    with file.open(encoding="utf-8", newline="") as lines:
+        winners = [json.loads(row["hyperparameters"]) for row in csv.DictReader(lines)]
+    assert len(winners) == 4
+    assert all(winner[name] in values for winner in winners for name, values in lattice.axes.items())
 
 
 @pytest.mark.parametrize("method", ["dp-fedgd", "dp-fedsofim"])

@@ -237,6 +237,7 @@ def regrets(options: RegretOptions, method: str) -> list[dict[str, Any]]:
     return [
         _cell_regrets(runner, options, cell, prepared, repetition, choices, pools[cell.epsilon])
         for cell in prepared.cells
+        if pools[cell.epsilon]
     ]
 
 
@@ -256,8 +257,12 @@ def _cell_regrets(
     for choice in choices:
         if choice.epsilon == cell.epsilon:
             by_strategy[choice.strategy].append(choice)
-    chosen = {n: {c.repetition: evaluated[_key(c.configuration)] for c in own} for n, own in by_strategy.items()}
-    first = next(iter(chosen))
+    chosen = {
+        name: {choice.repetition: evaluated[_key(choice.configuration)] for choice in own}
+        for name, own in by_strategy.items()
+    }
+    reference = options.strategies[0]
+    of_reference = chosen.get(reference, {})
     return {
         "data": Path(options.data).stem if options.data.endswith(".npz") else options.data,
         "method": cell.method.name,
@@ -270,8 +275,8 @@ def _cell_regrets(
             name: {
                 **_summary([means[best] - means[_key(c.configuration)] for c in own], own),
                 **(
-                    {f"against {first}": difference(chosen[first], chosen[name])}
-                    if name != first and chosen[first].keys() & chosen[name].keys()
+                    {f"against {reference}": difference(of_reference, chosen[name])}
+                    if name != reference and of_reference.keys() & chosen[name].keys()
                     else {}
                 ),
             }

@@ -13,7 +13,7 @@ def show_training(file: Path) -> None:
     name = file.stem if re.fullmatch(r"[A-Za-z][A-Za-z0-9._-]{0,63}", file.stem) else "mine"
     study = f"{{name: {name}, data: [{file}], methods: [dp-fedgd, dp-fedsofim], epsilons: [3]}}"
     stderr.print(
-        f"to tune methods for your data, save this as {name}.yaml, then fedsweep run {name}.yaml: {study}",
+        f"to tune methods for your data, save this line as {name}.yaml and run fedsweep run {name}.yaml:\n{study}",
         soft_wrap=True,
     )
     command = f"fedsweep train --data {shlex.quote(str(file))} --epsilon 3 --save model.npz"

@@ -33,9 +33,12 @@ class PackCost:
         rows = sum(len(clients) * padded for clients, padded in batches)
         steps = first.last_round * float(first.hyperparameters.get("local_steps", 1))
         calls_s = len(batches) * CALL_S
+        seeds = len({trial.seed for trial in pack})
         if isinstance(model, NetworkModel) and device == "cpu":
-            calls_s = len(sizes) * len(pack) * model.layers * LAYER_S
-        noises = len(sizes) * len({trial.seed for trial in pack})  # drawn once for all lanes of a seed
+            participation = float(first.hyperparameters.get("participation", 1))
+            taking_part = min(1.0, seeds * participation)  # every seed draws its own clients
+            calls_s = taking_part * len(sizes) * len(pack) * model.layers * LAYER_S
+        noises = len(sizes) * seeds  # drawn once for all lanes of a seed
         return cls(
             operations(model) * rows * sum(trial.last_round * passes(trial, device) for trial in pack),
             steps * (calls_s + noises * NOISE_S),

@@ -124,11 +124,10 @@ class PackQueue:
 
     def add(self, trials: Iterable[TrialSpec]) -> None:
         """Pack these trials and queue the packs, behind packs that have run before. Packs that a later stage waits for
-        come before packs of the last stage, so that the later stages start early. Within each of these two kinds, long
-        packs come first, so that no slot starts a long pack when the other slots end; networks of the same problem
-        follow one another. The number of packs is chosen for
-        the slots that have no pack in the queue: small packs cost more per trial, and `balance` splits the last
-        packs."""
+        come before packs of the last stage, so that the later stages start early. Within each of these two kinds,
+        networks come first, grouped by problem; within a problem, and among other models, long packs come first, so
+        that no slot starts a long pack when the other slots end. The number of packs is chosen for the slots that have
+        no pack in the queue: small packs cost more per trial, and `balance` splits the last packs."""
         idle = replace(self.capacity, federations=max(1, self.capacity.federations - len(self.packs)))
         by_start: dict[int, list[TrialSpec]] = {}
         for trial in trials:

@@ -89,7 +89,9 @@ class StudySurface:
     def lattice(self) -> Lattice:
         space, values = self.method.space(), self.study.search.surface.values
         tried = [configuration_of(result.row.content, space) for result in self.results]
-        return Lattice(space, values, Lattice(space, values).steps_beyond(tried))
+        save = self.study.packs_save_time(self.method)
+        beyond = Lattice(space, values, packs_save_time=save).steps_beyond(tried)
+        return Lattice(space, values, beyond, packs_save_time=save)
 
     @cached_property
     def surface(self) -> Surface:

@@ -19,15 +19,13 @@ from orchestrator.study.settings.data import DataSettings
 from orchestrator.study.settings.method import MethodSettings
 from orchestrator.study.settings.resources import ResourceSettings
 from orchestrator.study.study import Study
+from trainables.data.importing.reading import is_table
 from trainables.data.sources.fetching import data_folder
 from trainables.errors import UserError
 from trainables.files import read_plain_text
 from trainables.limited_yaml import line_of, read_yaml
 from trainables.methods import METHODS
 from trainables.urls import as_user_error, fetch_text, shown_url
-
-DATA_SUFFIXES = (".npz", ".npy", ".csv", ".tsv", ".parquet", ".pq", ".jsonl", ".svm")
-"""Ends of the names of data files, which users sometimes pass in place of a study."""
 
 
 def packaged() -> list[str]:
@@ -43,7 +41,7 @@ def load(name: str) -> tuple[Study, str]:
             text = fetch_text(name)
         return parse(text, name, None), text
     path = Path(name)
-    if path.suffix in DATA_SUFFIXES:
+    if is_table(name) or path.suffix.lower() == ".npz":  # users sometimes pass their data in place of a study
         raise UserError(f"{name} is a data file, not a study; a study names it: data: [{name}]")
     if path.suffix in (".yaml", ".yml") or path.is_file():
         try:

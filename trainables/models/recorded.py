@@ -25,7 +25,7 @@ LARGE_LANES = 4
 
 class Recordings:
     """The recordings of one function, by the shapes of its inputs. `large`: for networks. Only packs of few lanes are
-    recorded, and before that, the memory of earlier recordings is returned to the device; torch would keep it."""
+    recorded, and before that, the memory of earlier recordings is returned to the device for the first call."""
 
     def __init__(self, function: Function, *, large: bool = False) -> None:
         self._function, self._large = function, large
@@ -33,11 +33,11 @@ class Recordings:
 
     def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
         shapes, lanes = tuple(value.shape for value in inputs), inputs[0].shape[-2]
-        if self._large and lanes > LARGE_LANES:
-            return self._function(*inputs)
         if shapes not in self._by_shape:
             # a new number of lanes means a new pack: free the recordings of the last one
             self._by_shape = {known: recording for known, recording in self._by_shape.items() if known[0][-2] == lanes}
+            if self._large and lanes > LARGE_LANES:
+                return self._function(*inputs)
             if self._large:
                 torch.cuda.empty_cache()
             self._by_shape[shapes] = _Recording(self._function, inputs)

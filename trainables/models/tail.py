@@ -22,7 +22,7 @@ AGREEMENT = 1e-3  # relative tolerance of the gradients' squared norms, in singl
 
 
 class ForwardPass(NamedTuple):
-    """What the forward pass of some rows takes."""
+    """Cost and sizes of a forward pass."""
 
     operations: float
     """Operations of the products with weights."""
@@ -158,7 +158,8 @@ class Tail:
             if isinstance(part, WITH_BIAS):
                 counted.append(2.0 * output.numel() * part.weight.numel() / len(part.weight))
 
-        layers = [part for part in self.body.modules() if not any(part.children())]
+        # a layer with weight_norm has a child
+        layers = [part for part in self.body.modules() if isinstance(part, WITH_BIAS) or not any(part.children())]
         hooks = [part.register_forward_hook(count) for part in layers]
         self.head_inputs(x, arrays, recording=True)
         for hook in hooks:

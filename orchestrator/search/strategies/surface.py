@@ -106,7 +106,8 @@ class _Search:
 
         key = tuple(sorted(beyond.items()))
         if key not in self._lattices:
-            self._lattices[key] = Lattice(self.task.space, self.settings.values, beyond)
+            space, values = self.task.space, self.settings.values
+            self._lattices[key] = Lattice(space, values, beyond, packs_save_time=self.task.packs_save_time)
         return self._lattices[key]
 
     def tried_lattice(self) -> Lattice:

@@ -32,13 +32,21 @@ class Lattice:
     in a contest, and trials are shared with a grid search of the same space.
 
     A hyperparameter that all lanes of a pack share, such as the number of local steps, has only the values of the
-    grids: with more values, most packs would have a single trial, which costs up to ten times as much."""
+    grids: with more values, most packs would have a single trial, which costs up to ten times as much. Where packs
+    save no time, it has values between them, too."""
 
-    def __init__(self, space: SearchSpace, values: int | None = None, beyond: Beyond | None = None) -> None:
+    def __init__(
+        self,
+        space: SearchSpace,
+        values: int | None = None,
+        beyond: Beyond | None = None,
+        *,
+        packs_save_time: bool = True,
+    ) -> None:
         """`values`: least number of values of a numeric axis; default: it depends on the number of axes. `beyond`:
         by how many steps axes continue below and above their ends."""
         hypers = search_spaces.hyperparameters_of(space.method)
-        dense = {name for name, axis in space.coarse.items() if not hypers[name].shared}
+        dense = {name for name in space.coarse if not (packs_save_time and hypers[name].shared)}
         numeric = sum(search_spaces.is_numeric(space.coarse[name]) and len(space.coarse[name]) > 1 for name in dense)
         least = values or max(FEWEST_VALUES, min(MOST_VALUES, int(LARGEST ** (1 / max(1, numeric)))))
         self.space = space

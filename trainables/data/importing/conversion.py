@@ -52,6 +52,10 @@ def load_table(source: str) -> Converted:
 
 def convert_file(source: str, schema: Schema) -> Converted:
     schema = with_default_roles(source, schema)
+    if schema.first_index is not None and not is_svmlight(source):
+        raise UserError(
+            f"first_index = {schema.first_index} in the schema of {source}: only SVMlight files have indices"
+        )
     table = read_table(source, roles_of(schema), _width(schema), schema.first_index)
     if is_svmlight(source) and schema.first_index is None:  # a file to predict may not use the first feature
         schema = schema.model_copy(update={"first_index": first_index_of(source)})
@@ -61,7 +65,7 @@ def convert_file(source: str, schema: Schema) -> Converted:
 def with_default_roles(source: str, schema: Schema) -> Schema:
     """Fill in the columns whose names are fixed: the label of an SVMlight file; label, split and client of arrays
     with the names of a feature file (x_train). Raises if the label is still unknown."""
-    if not schema.label and Path(source).suffix.lower() in (".svm", ".svmlight", ".libsvm"):
+    if not schema.label and is_svmlight(source):
         return schema.model_copy(update={"label": "label"})
     if schema.label in ("", "y") and (Path(source).is_dir() or source.endswith(".npz")):
         table = read_table(source)
