@@ -241,7 +241,7 @@ def test_rows_to_predict_have_the_first_index_of_the_imported_file(tmp_path):
         conversion.convert_new_rows(str(new), from_one)
     stated = converted("1 1:1\n0 2:2\n" * 5, "stated.svm", tmp_path, label="", first_index=0)
     assert stated.arrays["x_train"].shape[1] == 3
-    with pytest.raises(UserError, match=r"^first_index = 1 in the schema of .*t\.csv: only SVMlight files have indices"):
+    with pytest.raises(UserError, match="first_index = 1 in the schema of"):
         converted("y,a\n" + "0,1\n1,2\n" * 5, "t.csv", tmp_path, label="y", first_index=1)
 
 
