@@ -17,11 +17,13 @@ from orchestrator.execution.sweep import Sweep
 from orchestrator.report.html import findings_text
 from orchestrator.results.forgetting import dependent_stages
 from orchestrator.results.ledger import Ledger
+from orchestrator.search.strategies.surface import trials_of
 from orchestrator.search.surface.gaussian_process import Data, Prior, _loss
 from orchestrator.search.surface.lattice import Lattice
 from orchestrator.search.surface.model import Surface, Trial, log_noise
 from orchestrator.study import reading
 from orchestrator.study.cells import PreparedStudy
+from orchestrator.study.settings.method import MethodSettings
 from trainables.errors import UserError
 
 GD = {"name": "dp-fedgd", "coarse": {"learning_rate": [0.001, 0.1, 10]}, "fine": {"learning_rate": [0.1]}}
@@ -81,6 +83,14 @@ def test_tables_of_an_interrupted_run_are_the_same_bytes(tmp_path):
     whole, part = tables_whole_and_interrupted(of, tmp_path)
     assert any(name.startswith("frontier") for name in whole)
     assert whole == part
+
+
+@pytest.mark.parametrize(("budgets", "per_axis"), [(1, 64), (2, 32), (3, 22), (4, 16), (7, 16)])
+def test_trials_per_axis_with_few_budgets(budgets, per_axis):
+    of = surface_study(epsilons=[*range(1, budgets + 1)], search={"trials": None})
+    of = of.model_copy(update={"methods": [MethodSettings(name=name) for name in ("dp-fedgd", "dp-fedsofim")]})
+    tasks = [of.search_task(method, 1.0, of.variants[0], 100) for method in of.methods]
+    assert [trials_of(task) for task in tasks] == [per_axis, 3 * per_axis]
 
 
 def test_a_batch_opens_when_the_trials_of_all_budgets_have_ended(tmp_path):

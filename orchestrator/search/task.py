@@ -47,6 +47,8 @@ class SearchTask:
     """The study's delta."""
     seeds: tuple[int, ...] = ()
     """The search seeds."""
+    budgets: int = 1
+    """Number of budgets of the study."""
     packs_save_time: bool = True
     """Whether a trial takes less time in a pack than alone."""
     noise_by_rounds: Callable[[int], float] | None = field(default=None, compare=False)

@@ -349,6 +349,7 @@ class Study(Section):
             epsilon=epsilon,
             delta=self.privacy.delta,
             seeds=tuple(self.seeds.search),
+            budgets=len(self.epsilons),
             packs_save_time=self.packs_save_time(method),
             secret=secret,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from orchestrator.search.surface.model import Surface
 
 TRIALS_PER_AXIS = 16
+TRIALS_PER_AXIS_OF_ALL_BUDGETS = 64
+"""With few budgets, the model learns less from their neighbours, so each gets more trials."""
 
 
 class SurfaceSettings(Section):
@@ -78,9 +81,11 @@ class SurfaceSearch(Strategy):
 
 
 def trials_of(task: SearchTask) -> int:
-    """Number of trials of a cell's search: `search.trials`, or `TRIALS_PER_AXIS` per axis with several values."""
+    """Number of trials of a cell's search: `search.trials`, or `TRIALS_PER_AXIS` per axis with several values, but at
+    least `TRIALS_PER_AXIS_OF_ALL_BUDGETS` over all budgets."""
+    per_axis = max(TRIALS_PER_AXIS, math.ceil(TRIALS_PER_AXIS_OF_ALL_BUDGETS / task.budgets))
     axes = sum(len({*axis, *task.space.fine[name]}) > 1 for name, axis in task.space.coarse.items())
-    return task.trials or TRIALS_PER_AXIS * max(1, axes)
+    return task.trials or per_axis * max(1, axes)
 
 
 def _finished(history: History) -> bool:

@@ -40,7 +40,7 @@ class SearchSettings(Section):
     trials: int | None = Field(default=None, ge=1, le=LARGEST_GRID)
     """Configurations that Optuna or a random search tries; the number whose rounds halving may use; the mean number of
     runs of a private search. By default the size of the coarse and the fine grid together. For surface: trials of the
-    search per cell, by default 16 per axis."""
+    search per cell, by default 16 per axis, or 64 per axis over all budgets if there are fewer than four."""
     optuna: OptunaSettings = OptunaSettings()
     random: RandomSettings = RandomSettings()
     halving: HalvingSettings = HalvingSettings()
