@@ -152,7 +152,7 @@ class Replay:
             epsilon = self.table.epsilons[budget]
             task = SearchTask(
                 space, StageRounds(ROUNDS, ROUNDS, ROUNDS), ACCURACY, rows, self.trials, "zoom", section, epsilon,
-                DELTA, tuple(order[:searching]), noise_by_rounds=_noise(epsilon),
+                DELTA, tuple(order[:searching]), noise_by_rounds=_noise(epsilon), budgets=len(self.budgets),
             )  # fmt: skip
             history = History(task, self.variant.seeds, self.outcomes, configurations={}, trial_seeds={})
             self.histories.append(history)

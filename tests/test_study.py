@@ -583,7 +583,7 @@ FIXED_SETTINGS = {  # setting: the changed study, and the new and the old value 
     "search.halving.keep": (TEXT + "search: {halving: {keep: 0.5}}\n", 0.5, 1 / 3),
     "search.optuna.sampler": (TEXT + "search: {optuna: {sampler: gp}}\n", "'gp'", "'tpe'"),
     "search.optuna.options": (TEXT + "search: {optuna: {options: {seed: 1}}}\n", 1, None),
-    "search.surface.batch": (TEXT + "search: {surface: {batch: 8}}\n", 8, 4),
+    "search.surface.batch": (TEXT + "search: {surface: {batch: 8}}\n", 8, None),
     "search.surface.optimism": (TEXT + "search: {surface: {optimism: 2}}\n", "2.0", 1.5),
     "search.surface.values": (TEXT + "search: {surface: {values: 9}}\n", 9, None),
     "search.surface.extend": (TEXT + "search: {surface: {extend: false}}\n", False, True),

@@ -22,13 +22,15 @@ if TYPE_CHECKING:
 TRIALS_PER_AXIS = 16
 TRIALS_PER_AXIS_OF_ALL_BUDGETS = 64
 """With few budgets, the model learns less from their neighbours, so each gets more trials."""
+BATCH, BATCH_OF_ALL_BUDGETS = 4, 16
+"""Trials per batch and budget, and the least number over all budgets: small packs cost more per trial."""
 
 
 class SurfaceSettings(Section):
     """A model of the score over all budgets, which proposes batches of trials for all of them."""
 
-    batch: int = Field(default=4, ge=1)
-    """Trials per batch and budget."""
+    batch: int | None = Field(default=None, ge=1)
+    """Trials per batch and budget; default: 4, with fewer than four budgets 16 over all of them."""
     optimism: float = Field(default=1.5, ge=0)
     """Standard deviations above the expected score by which trials are chosen: more explores more."""
     values: int | None = Field(default=None, ge=1, le=1000)
@@ -83,9 +85,14 @@ class SurfaceSearch(Strategy):
 def trials_of(task: SearchTask) -> int:
     """Number of trials of a cell's search: `search.trials`, or `TRIALS_PER_AXIS` per axis with several values, but at
     least `TRIALS_PER_AXIS_OF_ALL_BUDGETS` over all budgets."""
-    per_axis = max(TRIALS_PER_AXIS, math.ceil(TRIALS_PER_AXIS_OF_ALL_BUDGETS / task.budgets))
+    per_axis = _of_a_budget(task, TRIALS_PER_AXIS, TRIALS_PER_AXIS_OF_ALL_BUDGETS)
     axes = sum(len({*axis, *task.space.fine[name]}) > 1 for name, axis in task.space.coarse.items())
     return task.trials or per_axis * max(1, axes)
+
+
+def _of_a_budget(task: SearchTask, least: int, of_all: int) -> int:
+    """`least`, or more if all budgets together would have fewer than `of_all`."""
+    return max(least, math.ceil(of_all / task.budgets))
 
 
 def _finished(history: History) -> bool:
@@ -143,7 +150,8 @@ class _Search:
             return [None] * len(self.budgets)
         if not tried:
             return self._design(min(total, self._first_trials(total)))
-        return self._chosen(min(self.settings.batch, total - tried))
+        batch = self.settings.batch or _of_a_budget(self.task, BATCH, BATCH_OF_ALL_BUDGETS)
+        return self._chosen(min(batch, total - tried))
 
     def _first_trials(self, total: int) -> int:
         """The number of first trials of each budget: larger for few budgets, because the model learns from all."""
