@@ -234,10 +234,10 @@ def test_a_layer_with_a_parametrization_counts_like_a_plain_one(monkeypatch):
 @pytest.mark.parametrize(
     ("clients", "memory", "network", "recorded"),
     [(2, 1 << 37, "resnet20", True), (1, 1 << 37, "resnet20", False), (2, 1 << 14, "resnet20", False),
-     (2, 1 << 37, "images", False)],
+     (2, 1 << 37, "images", False), (64, 1 << 37, "resnet20", True), (65, 1 << 37, "resnet20", False)],
 )  # fmt: skip
 def test_which_rounds_are_recorded(monkeypatch, clients, memory, network, recorded):
-    """Rounds of packaged networks, whose activations fit, of several clients together."""
+    """Rounds of packaged networks, whose activations fit, of several clients together, but not of very many."""
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=memory))
     model = models.parse(IMAGES, features=PIXELS, classes=CLASSES)
     model.settings = replace(model.settings, network=network)

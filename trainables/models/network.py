@@ -28,6 +28,7 @@ LARGEST_BLOCK = 1 << 14  # rows
 PROBED = 3  # rows that check the network
 RECORDED_BYTES = 8  # memory that a recording keeps for every number in the outputs of a block's layers
 RECORDED_SHARE = 0.125  # largest share of a GPU's memory for a recording
+RECORDED_BLOCKS = 64  # largest number of blocks of rows in a recording: each has hundreds of kernels per lane
 
 
 @lru_cache(maxsize=16)
@@ -178,7 +179,7 @@ class NetworkModel(Head):
 
         values = min(shard.rows, self._block("cuda")) * self._activations_per_row
         memory = torch.cuda.get_device_properties(shard.x.device).total_memory
-        fits = RECORDED_BYTES * values <= RECORDED_SHARE * memory
+        fits = RECORDED_BYTES * values <= RECORDED_SHARE * memory and len(list(self._blocks(shard))) <= RECORDED_BLOCKS
         return self.settings.network in BACKBONES and shard.clients > 1 and fits
 
     # ---- blocks of rows
