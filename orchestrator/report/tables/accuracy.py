@@ -158,8 +158,8 @@ def _stability(results: Results, setting: str) -> list[str]:
         ]
     cells = "the only cell" if len(counts) == 1 else f"{len(others)} of {len(counts)} cells"
     return [
-        f"Stability of the choice: in {cells} at least one other configuration was within one standard error of the "
-        f"best (median there: {median(others):g}), so another search seed or processor may choose another one."
+        f"Stability of the choice: in {cells} other configurations (median: {median(others):g}) were within one standard "
+        "error of the best, so another search seed or processor may choose another one."
     ]
 
 
