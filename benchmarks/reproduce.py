@@ -2,17 +2,21 @@
 
     python -m benchmarks.reproduce                               run all studies that have data, compare, collect
     python -m benchmarks.reproduce run --only NAME --pack DIR    run some, for example elsewhere, and pack them
+    python -m benchmarks.reproduce run --seconds S --pack DIR    stop after this time and pack what there is
+    python -m benchmarks.reproduce run DIR/*.tar.gz              unpack studies and continue
     python -m benchmarks.reproduce collect DIR/*.tar.gz          unpack studies, compare, collect
 
 Needs no network. Data files are located as studies locate them (`fedsweep data prepare`, $FEDSWEEP_DATA). Finished
-trials are not run again. The repository keeps tables, figures, chosen values and the comparison, with the command,
-commit and device that made them; it keeps no ledgers and no data.
+trials are not run again. `--jobs N` runs N studies at the same time, which share the device. The repository keeps
+tables, figures, chosen values and the comparison, with the command, commit and device that made them; it keeps no
+ledgers and no data.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import re
@@ -22,6 +26,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -73,19 +78,24 @@ NOT_COMPARED = (
 """Studies without a counterpart in a paper."""
 KEPT = ("tables/*.md", "tables/*.csv", "figures/*.png", "best.yaml", "study.yaml")
 NOT_KEPT = ("trials.csv",)  # many megabytes
+STOPPED = 130
+"""Exit status of a study that was stopped."""
 PACKED = ("ledger.sqlite", "study.yaml", "made.json")
-SECONDS = "Seconds are the wall-clock time of the commands, including the tables, summed over resumed runs."
+SECONDS = (
+    "Seconds are the wall-clock time of the commands, including the tables, summed over resumed runs; of studies that "
+    "ran at the same time, they overlap."
+)
 DATA_PATH = re.compile(r"/[^\s'\"`]*/([\w.-]+\.npz)")
 """Where a data file was on the machine; only its name is kept."""
 
 
 def main() -> int:
     options = _options()
+    for file in options.packed:
+        with tarfile.open(file) as archive:
+            archive.extractall(options.work, filter="data")
     failed = options.what in ("all", "run") and _run_all(options)
     if options.what in ("all", "collect"):
-        for file in options.packed:
-            with tarfile.open(file) as archive:
-                archive.extractall(options.work, filter="data")
         _collect(options.work, options.keep, options.page)
     return 1 if failed else 0
 
@@ -93,16 +103,19 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Run the papers' studies and compare them with the papers.")
     parser.add_argument("what", nargs="?", choices=("all", "run", "collect"), default="all")
-    parser.add_argument("packed", nargs="*", type=Path, help="collect: packed studies to unpack first")
+    parser.add_argument("packed", nargs="*", type=Path, help="packed studies to unpack first")
     parser.add_argument("--only", action="append", choices=STUDIES, help="a study; may be repeated")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no further study after this time")
-    parser.add_argument("--pack", type=Path, help="folder for a .tar.gz of every finished study")
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="stop after this time; a later call continues"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="number of studies that run at the same time")
+    parser.add_argument("--pack", type=Path, help="folder for a .tar.gz of every study that ran")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "reproduction", help="folder for ledgers")
     parser.add_argument("--keep", type=Path, default=ROOT / "results" / "reproduction", help="folder to commit")
     parser.add_argument("--page", type=Path, help="where to write the summary for the documentation")
     parser.add_argument("--backend", choices=("ray", "local"), default="ray", help="local: without Ray")
     parser.add_argument("--commit", default="", help="the commit that runs, where there is no git")
-    return parser.parse_args()
+    return parser.parse_intermixed_args()
 
 
 # ---- running
@@ -112,22 +125,31 @@ def _run_all(options: argparse.Namespace) -> bool:
     """Run the chosen studies; return whether any failed."""
     made = {"commit": options.commit or _commit(), "device": _device(), "versions": _versions()}
     _log(_expected_time(options.only or STUDIES, options.keep))
-    start, failed = time.monotonic(), False
-    for name in options.only or STUDIES:
-        if time.monotonic() - start > options.seconds:
+    start = time.monotonic()
+
+    def run(name: str) -> str:
+        left = options.seconds - (time.monotonic() - start)
+        if left <= 0:
             outcome = f"not started, {options.seconds:g} s have passed"
         elif missing := _missing_data(name):
             outcome = f"skipped, {missing}"
         else:
-            outcome = _run(name, options.work / name, made, options.backend)
-        failed |= outcome == "failed"
+            outcome = _run(name, options.work / name, made, options.backend, left)
+            if options.pack:
+                _pack(options.work / name, options.pack)
         _log(f"{name}: {outcome} ({time.monotonic() - start:.0f} s so far)")
-        if options.pack and outcome == "done":
-            options.pack.mkdir(parents=True, exist_ok=True)
-            with tarfile.open(options.pack / f"{name}.tar.gz", "w:gz") as archive:
-                for file in PACKED:
-                    archive.add(options.work / name / file, arcname=f"{name}/{file}")
-    return failed
+        return outcome
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        return "failed" in list(pool.map(run, options.only or STUDIES))
+
+
+def _pack(folder: Path, packed: Path) -> None:
+    packed.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(packed / f"{folder.name}.tar.gz", "w:gz") as archive:
+        for file in (folder / name for name in PACKED):
+            if file.is_file():
+                archive.add(file, arcname=f"{folder.name}/{file.name}")
 
 
 def _expected_time(names: Iterable[str], keep: Path) -> str:
@@ -141,23 +163,36 @@ def _expected_time(names: Iterable[str], keep: Path) -> str:
     )
 
 
-def _run(name: str, folder: Path, made: dict[str, Any], backend: str) -> str:
-    """Run a study to its end; return the outcome. The first call that succeeds writes made.json: command, seconds,
-    commit, device and versions."""
-    start = time.monotonic()
+def _run(name: str, folder: Path, made: dict[str, Any], backend: str, seconds: float) -> str:
+    """Run a study for at most this time; return the outcome. The first call writes made.json: command, seconds,
+    commit, device and versions. Calls that continue it add their seconds, and their commit and device if they are
+    others."""
+    if _finished(folder):
+        return "done before"
+    start, file = time.monotonic(), folder / "made.json"
     options = [] if backend == "ray" else ["--backend", backend]
-    process = _fedsweep("run", name, "--results", folder, "--json", *options, check=False)
+    limit = [] if math.isinf(seconds) else ["--stop-after", f"{max(0.1, seconds):.1f}s"]
+    process = _fedsweep("run", name, "--results", folder, "--json", *options, *limit, check=False)
+    if folder.is_dir():
+        record = {"command": " ".join(["fedsweep run", name, *options]), "seconds": 0.0, **made}
+        if file.is_file():
+            record = json.loads(file.read_text())
+            for key in ("commit", "device"):
+                record[key] = " and ".join(dict.fromkeys([*record[key].split(" and "), made[key]]))
+        record["seconds"] = round(record["seconds"] + time.monotonic() - start, 1)
+        file.write_text(json.dumps(record, indent=1) + "\n")
+    if process.returncode == STOPPED:
+        return "stopped; another call continues"
     if process.returncode != 0:
         _log(process.stderr[-3000:])
         return "failed"
-    record = {
-        "command": " ".join(["fedsweep run", name, *options]),
-        "seconds": round(time.monotonic() - start, 1),
-        **made,
-    }
-    if not (folder / "made.json").is_file():
-        (folder / "made.json").write_text(json.dumps(record, indent=1) + "\n")
     return "done"
+
+
+def _finished(folder: Path) -> bool:
+    from orchestrator.results import status
+
+    return (folder / "ledger.sqlite").is_file() and status.read(str(folder))["finished"]
 
 
 def _missing_data(name: str) -> str:
@@ -213,10 +248,10 @@ def _versions() -> dict[str, str]:
 
 
 def _collect(work: Path, keep: Path, page: Path | None) -> None:
-    """Rebuild everything from the ledgers. Kept studies without a ledger here stay as they are."""
-    names = [name for name in STUDIES if (work / name / "ledger.sqlite").is_file()]
+    """Rebuild everything from the ledgers. Kept studies that are not finished here stay as they are."""
+    names = [name for name in STUDIES if _finished(work / name)]
     if not names:
-        raise SystemExit(f"no study has been run in {work}")
+        raise SystemExit(f"no study is finished in {work}")
     made = {name: _made(work / name) for name in names}
     for name in names:
         _fedsweep("tables", work / name)

@@ -5,6 +5,7 @@ import math
 import re
 import shutil
 import tarfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -510,6 +511,40 @@ def test_a_study_without_data_is_skipped(tmp_path, monkeypatch, capsys, nothing_
     assert reproduce(monkeypatch, *options) == 0
     assert "skipped, needs pathmnist-resnet20.npz, which `fedsweep data prepare" in capsys.readouterr().err
     assert not (tmp_path / "packed").exists()
+
+
+SMALL = """
+name: small
+data: [{source: "synthetic-frozen:300,60,6,3", label: synthetic}]
+partitions: [iid]
+clients: 4
+methods: [{dp-fedgd: {coarse: {learning_rate: [1, 2]}}}]
+epsilons: [1]
+defaults: paper
+rounds: {coarse: 2, fine: 2, confirm: 2}
+seeds: {search: [1], contest: [], confirm: [42]}
+search: {select: single, refine: table}
+"""
+
+
+def test_a_reproduction_that_stops_continues_elsewhere(tmp_path, monkeypatch, capsys, nothing_prepared):
+    from benchmarks import reproduce as module
+
+    monkeypatch.setattr(module, "STUDIES", {"one.yaml": "", "two.yaml": ""})
+    for name in module.STUDIES:
+        Path(name).write_text(SMALL)
+    run, packed = ("run", "--jobs", "2", "--backend", "local"), Path("packed")
+    assert reproduce(monkeypatch, *run, "--seconds", "0.1", "--work", "here", "--pack", packed, "--commit", "a") == 0
+    messages = capsys.readouterr().err
+    assert messages.count("stopped; another call continues") == 2, messages
+    assert reproduce(monkeypatch, *run, *sorted(packed.iterdir()), "--work", "there", "--commit", "b") == 0
+    assert capsys.readouterr().err.count(": done (") == 2
+    before = Path("there/one.yaml/made.json").read_text()
+    assert json.loads(before)["commit"] == "a and b"
+    assert json.loads(before)["seconds"] > json.loads(Path("here/one.yaml/made.json").read_text())["seconds"]
+    assert reproduce(monkeypatch, *run, "--work", "there", "--commit", "c") == 0
+    assert capsys.readouterr().err.count(": done before (") == 2
+    assert Path("there/one.yaml/made.json").read_text() == before
 
 
 def test_every_study_of_the_reproduction_is_packaged():

@@ -23,6 +23,8 @@ make reproduce   # every study whose data is available, all comparisons, and thi
 ```
 
 One study alone: `fedsweep run paper-cifar10-resnet20`, then `fedsweep compare results/paper-cifar10-resnet20`.
+An interrupted `make reproduce` continues where it stopped. `python -m benchmarks.reproduce --help` lists options for
+some of the studies, for a time limit, and for several studies at the same time.
 """
 
 
