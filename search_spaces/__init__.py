@@ -294,15 +294,16 @@ def densified(space: SearchSpace, name: str, least: int) -> Axis:
     return tuple(points[point] for point in sorted(points))
 
 
-def continued(space: SearchSpace, name: str, axis: Axis, below: int, above: int) -> Axis:
-    """New values beyond both ends of a numeric axis, up to `below` and `above` steps of the coarse grid away. They are
-    about as close together as the values at that end. Values that the method does not allow are left out."""
+def continued(space: SearchSpace, name: str, axis: Axis, below: int, above: int, *, dense: bool = True) -> Axis:
+    """New values beyond both ends of a numeric axis, up to `below` and `above` steps of the coarse grid away: a step
+    apart, or if `dense`, about as close together as the values at that end. Values that the method does not allow are
+    left out."""
     hyper, known = hyperparameters_of(space.method)[name], [float(value) for value in axis]
     scale = usable_scale(space.scale[name], known)
     new: dict[float, HyperValue] = {}
     for end, neighbour, sign, steps in ((known[0], known[1], -1, below), (known[-1], known[-2], 1, above)):
         step = end_step(space, name, axis, sign)
-        pieces = max(1, round(step / abs(forward(scale, end) - forward(scale, neighbour))))
+        pieces = max(1, round(step / abs(forward(scale, end) - forward(scale, neighbour)))) if dense else 1
         points = [forward(scale, end) + sign * step * n / pieces for n in range(1, steps * pieces + 1)]
         values = _valid(hyper, [_significant(_backward(scale, point), 3) for point in points])
         new.update((float(value), value) for value in values if (float(value) - end) * sign > 0)

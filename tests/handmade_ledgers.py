@@ -112,8 +112,9 @@ class Writer:
 def row(
     trial: TrialSpec, curve: dict[int, float], *, state="done", rounds=LAST, correct=b"", measured=None, **fields
 ) -> Row:
-    """`measured`: further metrics, each with its value at the last round."""
+    """`measured`: further metrics, each with its value at the last round or its values by round."""
     done = state == "done"
+    further = {name: value if isinstance(value, dict) else {LAST: value} for name, value in (measured or {}).items()}
     return Row(
         key=trial.key,
         spec=trial.model_dump_json(),
@@ -122,7 +123,7 @@ def row(
         rounds=rounds,
         accuracy=curve[LAST] if done else None,
         loss=1.0 if done else None,
-        metrics={"accuracy": curve, **{name: {LAST: value} for name, value in (measured or {}).items()}},
+        metrics={"accuracy": curve, **further},
         **{
             "epsilon_claimed": trial.privacy.epsilon,
             "epsilon_local": trial.privacy.epsilon,

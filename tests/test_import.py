@@ -116,7 +116,8 @@ def test_a_draft_leaves_a_running_number_out(fedsweep, tmp_path, monkeypatch):
     (tmp_path / "t.csv").write_text("\n".join(["number,size,kind", *rows]) + "\n")
     assert fedsweep("data", "import", "t.csv", "--label", "kind", "--draft-schema")[0] == 0
     assert list(read_schema("t.schema.yaml").columns) == ["size"]
-    assert "# number: {range: [100, 140]}  # left out: it numbers the rows" in (tmp_path / "t.schema.yaml").read_text()
+    draft = (tmp_path / "t.schema.yaml").read_text()
+    assert "# number: {range: [100, 140]}  # left out: it identifies the row" in draft
 
 
 def test_a_draft_leaves_numbers_with_gaps_out_if_their_name_says_so(fedsweep, tmp_path, monkeypatch):
@@ -237,8 +238,9 @@ def test_rows_to_predict_have_the_first_index_of_the_imported_file(tmp_path):
     from_one = converted("1 1:1 3:1\n0 2:2 # 0:1\n" * 5, "one.svm", tmp_path, label="").schema.for_prediction
     assert conversion.convert_new_rows(str(new), from_one)[0].tolist() == [[5, 0, 0]]
     new.write_text("1 0:5\n")
-    with pytest.raises(UserError, match=r"has index 0, by its schema the first feature has index 1"):
+    with pytest.raises(UserError, match=r"has index 0, but in its schema the first feature has index 1"):
         conversion.convert_new_rows(str(new), from_one)
+    assert converted("1 00:1 2:1\n0 1:2\n" * 5, "zeros.svm", tmp_path, label="").schema.first_index == 0
     stated = converted("1 1:1\n0 2:2\n" * 5, "stated.svm", tmp_path, label="", first_index=0)
     assert stated.arrays["x_train"].shape[1] == 3
     with pytest.raises(UserError, match="first_index = 1 in the schema of"):

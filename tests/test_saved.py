@@ -100,6 +100,11 @@ def test_a_table_is_not_a_model(tmp_path, fedsweep):
     code, _, err = fedsweep("predict", table, table, "--output", tmp_path / "classes.csv")
     assert code == 2
     assert "visits.csv is not a model that fedsweep saved: it is not an archive of arrays" in err
-    code, _, err = fedsweep("predict", tmp_path / "net.safetensors", table, "--output", tmp_path / "classes.csv")
+    network = tmp_path / "net.safetensors"
+    code, _, err = fedsweep("predict", network, table, "--output", tmp_path / "classes.csv")
+    assert code == 2
+    assert "net.safetensors does not exist" in err
+    network.touch()
+    code, _, err = fedsweep("predict", network, table, "--output", tmp_path / "classes.csv")
     assert code == 2
     assert "net.safetensors holds the arrays of a network, which fedsweep does not read" in err

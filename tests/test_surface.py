@@ -17,7 +17,7 @@ from orchestrator.execution.sweep import Sweep
 from orchestrator.report.html import findings_text
 from orchestrator.results.forgetting import dependent_stages
 from orchestrator.results.ledger import Ledger
-from orchestrator.search.strategies.surface import trials_of
+from orchestrator.search.strategies.surface import SurfaceSearch, trials_of
 from orchestrator.search.surface.gaussian_process import Data, Prior, _loss
 from orchestrator.search.surface.lattice import Lattice
 from orchestrator.search.surface.model import Surface, Trial, log_noise
@@ -91,6 +91,34 @@ def test_trials_per_axis_with_few_budgets(budgets, per_axis):
     of = of.model_copy(update={"methods": [MethodSettings(name=name) for name in ("dp-fedgd", "dp-fedsofim")]})
     tasks = [of.search_task(method, 1.0, of.variants[0], 100) for method in of.methods]
     assert [trials_of(task) for task in tasks] == [per_axis, 3 * per_axis]
+
+
+@pytest.mark.parametrize(("budgets", "seeds"), [(1, [1, 2, 3]), (2, [1])])
+def test_a_search_of_few_configurations_runs_each_once_with_every_seed(tmp_path, budgets, seeds):
+    steps = {"name": "dp-fedavg", "fixed": {"server_learning_rate": 1}, "coarse": {"local_steps": [1, 5, 10]}}
+    of = study(
+        methods=[{**steps, "fine": {"local_steps": [5]}}],
+        epsilons=[1, 2][:budgets],
+        seeds={"search": seeds, "contest": [11, 12], "confirm": [42]},
+        search={"strategies": ["surface"]},
+    )
+    task = of.search_task(of.methods[0], 1.0, of.variants[0], 100)
+    assert SurfaceSearch().expected(task) == {"surface": 3 * len(seeds)}
+    ran = drive(tmp_path, of, lambda trial: ("done", 60 - abs(trial.hyperparameters["local_steps"] - 5), 1.0))
+    for epsilon in of.epsilons:
+        tried = [(t.hyperparameters["local_steps"], t.seed) for t in ran.of("DP-FedAvg", "surface", "surface", epsilon)]
+        assert sorted(tried) == [(steps, seed) for steps in (1, 5, 10) for seed in seeds]
+
+
+@pytest.mark.parametrize(("budgets", "setting", "count"), [(1, None, 16), (3, None, 6), (4, None, 4), (2, 3, 3)])
+def test_trials_per_batch(tmp_path, budgets, setting, count):
+    """At least 16 over all budgets, because small packs cost more per trial."""
+    of = surface_study(epsilons=[1, 2, 8, 4][:budgets], search={"trials": 64, "surface": {"batch": setting}})
+    with Ledger.write(tmp_path) as ledger:
+        sweep = Sweep(PreparedStudy.prepare(of), ledger)
+        first = list(sweep.waiting.values())
+        second = sweep.ended({trial.key: ("done", 50.0, 1.0) for trial in first})
+        assert len(second) == budgets * count
 
 
 def test_a_batch_opens_when_the_trials_of_all_budgets_have_ended(tmp_path):
@@ -194,6 +222,13 @@ def test_shared_hyperparameters_have_values_between_the_grids_only_where_packs_s
     grids = {*space.coarse["local_steps"], *space.fine["local_steps"]}
     assert set(Lattice(space).axes["local_steps"]) == grids
     assert set(Lattice(space, packs_save_time=False).axes["local_steps"]) > grids
+
+
+def test_a_shared_hyperparameter_continues_in_steps_of_the_coarse_grid():
+    """Not as closely as the fine grid ends: each value would be a pack of its own."""
+    method = MethodSettings(name="dp-fedavg", coarse={"local_steps": [1, 5, 20]}, fine={"local_steps": [18, 19, 21]})
+    lattice = Lattice(method.space(), beyond={"local_steps": (0, 1)})
+    assert {c["local_steps"] for c in lattice.configurations} - set(lattice.axes["local_steps"]) == {84}
 
 
 def test_a_packaged_study_of_a_network_can_propose_the_winners_of_its_kept_results():

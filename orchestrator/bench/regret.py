@@ -261,7 +261,7 @@ def _cell_regrets(
         name: {choice.repetition: evaluated[_key(choice.configuration)] for choice in own}
         for name, own in by_strategy.items()
     }
-    reference = options.strategies[0]
+    reference = prepared.study.variants[0].name
     of_reference = chosen.get(reference, {})
     return {
         "data": Path(options.data).stem if options.data.endswith(".npz") else options.data,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.execution.packing import passes
+from orchestrator.execution.packing import passes, taking_part
 from trainables.federation.pack import is_computed_client_by_client, program_of
 from trainables.federation.problem import Problem
 from trainables.federation.trial_spec import TrialSpec
@@ -32,14 +32,13 @@ class PackCost:
         batches = SHAPES[device].batches(range(len(sizes)), sizes, model.dimension, apart)
         rows = sum(len(clients) * padded for clients, padded in batches)
         steps = first.last_round * float(first.hyperparameters.get("local_steps", 1))
-        calls_s = len(batches) * CALL_S
         seeds = len({trial.seed for trial in pack})
         if isinstance(model, NetworkModel) and device == "cpu":
-            participation = float(first.hyperparameters.get("participation", 1))
-            taking_part = min(1.0, seeds * participation)  # every seed draws its own clients
-            calls_s = taking_part * len(sizes) * len(pack) * model.layers * LAYER_S
+            calls_s = taking_part(first, seeds) * len(sizes) * len(pack) * model.layers * LAYER_S
+        else:
+            calls_s = len(batches) * CALL_S
         noises = len(sizes) * seeds  # drawn once for all lanes of a seed
         return cls(
-            operations(model) * rows * sum(trial.last_round * passes(trial, device) for trial in pack),
+            operations(model) * rows * sum(trial.last_round * passes(trial, device, seeds) for trial in pack),
             steps * (calls_s + noises * NOISE_S),
         )

@@ -131,19 +131,30 @@ def _times(available: float, amount: float, name: str) -> int:
     return int(available / amount + 1e-9)
 
 
-def passes(trial: TrialSpec, device: str) -> float:
-    """Passes over all rows per round. A GPU takes about as long for a network's gradients of few rows as of many."""
-    names = ["local_steps", "participation"]
-    if device == "cpu" or not is_network(trial.problem.model):
-        names.append("sampling_rate")
-    return math.prod(float(trial.hyperparameters.get(name, 1)) for name in names)
+def passes(trial: TrialSpec, device: str, seeds: int = 1) -> float:
+    """Passes over all rows per round, in a pack with this number of seeds. A GPU takes about as long for a network's
+    gradients of few rows as of many, and for a head's gradients of few clients as of all."""
+    network = is_network(trial.problem.model)
+    found = float(trial.hyperparameters.get("local_steps", 1))
+    if device == "cpu" or not network:
+        found *= float(trial.hyperparameters.get("sampling_rate", 1))
+    if device == "cpu" or network:
+        found *= taking_part(trial, seeds)
+    return found
+
+
+def taking_part(trial: TrialSpec, seeds: int) -> float:
+    """The expected share of the clients that take part in a round for one of the seeds: each draws its own clients, and
+    a client is computed for all lanes of a pack."""
+    return float(1 - (1 - float(trial.hyperparameters.get("participation", 1))) ** seeds)
 
 
 def work(pack: Sequence[TrialSpec], rows: int, device: str) -> float:
     """Estimated cost: the number of per-example gradients, over all lanes and rounds. Lanes are computed in whole
     blocks."""
     block = SHAPES[device].lanes
-    return math.ceil(len(pack) / block) * block * pack[0].last_round * passes(pack[0], device) * rows
+    seeds = len({trial.seed for trial in pack})
+    return math.ceil(len(pack) / block) * block * pack[0].last_round * passes(pack[0], device, seeds) * rows
 
 
 MemoryLimits = Mapping[PackGroup, int]

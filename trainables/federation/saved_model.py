@@ -75,7 +75,7 @@ class SavedModel:
     @classmethod
     def load(cls, path: Path) -> SavedModel:
         """Read and check a file that `save` wrote. The safetensors file of a network cannot be read back."""
-        if path.suffix == ".safetensors":
+        if path.suffix == ".safetensors" and path.exists():
             raise UserError(
                 f"{path} holds the arrays of a network, which fedsweep does not read; load them into the torch module, "
                 "see docs/train-layers.md"

@@ -22,8 +22,10 @@ NEVER, ALWAYS = 1.0, 99.0
 INFLATED = 2.0
 """Report equal weights if their noise is more than this factor times the noise with weights by size."""
 SWING = 2.0
-"""Report a score that falls by more than this from one evaluation to the next, in points, on average over the second
-half of a run, where a rise counts as 0."""
+"""Report a score that gets worse by more than this from one evaluation to the next, in points, on average over the
+second half of a run, where getting better counts as 0."""
+FEWEST_STEPS, OFTEN = 3, 0.25
+"""Evaluations that must be compared, over all seeds, and the share of them in which the score must be worse."""
 LARGE_ERROR = 2.0
 """Report a larger standard error of a validation score, in points."""
 
@@ -83,7 +85,7 @@ def _largest_class(cells: Sequence[CellResult], shares: Sequence[float]) -> tupl
 
 
 def _below_majority(results: Results) -> Iterator[str]:
-    """Cells with a lower accuracy than always answering the largest class, where the best cell is clearly better."""
+    """Cells that are clearly worse than always answering the largest class, where the best cell is clearly better."""
     if results.study.objective != "accuracy":
         return
     found = []
@@ -91,32 +93,37 @@ def _below_majority(results: Results) -> Iterator[str]:
         largest, least = _largest_class(cells, shares)
         scores = [cell.curve[cell.last].mean for cell in cells]
         if max(scores) > least:
+            worse = 2 * largest - least  # two standard errors below
             pairs = zip(cells, scores, strict=True)
-            found += [(c, f"{score:.1f}%, largest class {largest:.1f}%") for c, score in pairs if score < largest]
+            found += [(c, f"{score:.1f}%, largest class {largest:.1f}%") for c, score in pairs if score < worse]
     if found:
         yield (
-            f"Worse than always answering the largest class: {_named(found, results)}. Prefer another method, or give "
-            "smaller learning rates under `coarse` of this method."
+            f"Worse than always answering the largest class: {_named(found, results)}. Prefer another method. Smaller "
+            "learning rates under `coarse` of a method often help."
         )
 
 
 def _swings(results: Results) -> Iterator[str]:
-    """Cells whose score often falls late in a run, so that it depends on when training stops."""
-    if not metrics.get(results.study.objective).percent:
+    """Cells whose score often gets worse late in a run, so that it depends on when training stops."""
+    objective = results.study.objective_spec
+    if not metrics.get(objective.metric).percent:
         return
     found = []
     for cell in results.cells:
-        falls = [
-            max(0.0, before - after)
+        steps = [
+            objective.cost(after) - objective.cost(before)
             for row in cell.confirm.values()
-            for before, after in pairwise(_late(row.metrics.get(results.study.objective, {})))
+            for before, after in pairwise(_late(row.metrics.get(objective.metric, {})))
         ]
-        if falls and fmean(falls) > SWING:
-            found.append((cell, f"by {fmean(falls):.1f} points on average"))
+        worse = [step for step in steps if step > 0]
+        often = len(steps) >= FEWEST_STEPS and len(worse) >= OFTEN * len(steps)
+        if often and sum(worse) > SWING * len(steps):
+            found.append((cell, f"by {fmean(worse):.1f} points on average, in {len(worse)} of {len(steps)} steps"))
     if found:
         yield (
-            f"The score often falls from one evaluation to the next: {_named(found, results)}. The last score then "
-            "depends on when training stops. Smaller learning rates under `coarse` of the method, or more rounds, help."
+            f"Late in a run, the score often gets worse from one evaluation to the next: {_named(found, results)}. The "
+            "last score then depends on when training stops. Smaller learning rates under `coarse` of the method, or "
+            "more rounds, help."
         )
 
 

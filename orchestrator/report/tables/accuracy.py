@@ -144,7 +144,7 @@ def _notes(results: Results, setting: str) -> list[str]:
 def _stability(results: Results, setting: str) -> list[str]:
     """A sentence on how stable the choice of the configurations is; none for a private search, which shows only the
     winner, and where nothing was searched."""
-    found = [] if results.study.private else results.of(setting)
+    found = [] if results.study.private else [c for c in results.of(setting) if c.search.configurations > 1]
     if results.study.search.finalists == 1:  # a contest of one configuration says nothing
         found = [cell for cell in found if not cell.variant.has_contest]
     counts = [count for cell in found if (count := tied_count(cell)) is not None]
@@ -158,8 +158,8 @@ def _stability(results: Results, setting: str) -> list[str]:
         ]
     cells = "the only cell" if len(counts) == 1 else f"{len(others)} of {len(counts)} cells"
     return [
-        f"Stability of the choice: in {cells} other configurations (median: {median(others):g}) were within one standard "
-        "error of the best, so another search seed or processor may choose another one."
+        f"Stability of the choice: in {cells} other configurations (median: {median(others):g}) were within one "
+        "standard error of the best, so another search seed or processor may choose another one."
     ]
 
 

@@ -21,7 +21,6 @@ from orchestrator.report.tables.common import (
 )
 from orchestrator.report.tables.render import NOTHING, Table
 from orchestrator.results.winners import CellResult, Results, Score
-from orchestrator.search.objective import ACCURACY
 from orchestrator.search.strategies import STRATEGIES
 from orchestrator.study.study import Study
 from search_spaces import Axis
@@ -159,8 +158,8 @@ def _tied_rules(study: Study, rows: int | None) -> list[str]:
     rules = [f"Within 1 s.e.: {counted} paired standard error of the best mean."] if paired else []
     if "single" not in study.search.select and paired:
         return rules
-    if study.objective_spec is not ACCURACY:
-        return [*rules, "Within 1 s.e. is shown for a single seed only where accuracy is the objective."]
+    if study.objective_spec.standard_error(50.0, 100) is None:
+        return [*rules, "Within 1 s.e. is not shown for a single seed: the objective has no binomial standard error."]
     single, known = " (single)" if paired else "", rows or "unknown number of"
     return [*rules, f"Within 1 s.e.{single}: {counted} binomial standard error of the winner ({known} rows)."]
 

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from orchestrator.search.surface.lattice import Beyond, Lattice
     from orchestrator.search.surface.model import Surface
 
-TRIALS_PER_AXIS = 16
-TRIALS_PER_AXIS_OF_ALL_BUDGETS = 64
-"""With few budgets, the model learns less from their neighbours, so each gets more trials."""
-BATCH, BATCH_OF_ALL_BUDGETS = 4, 16
+TRIALS_PER_AXIS, LEAST_TRIALS_PER_AXIS = 16, 64
+"""Trials per axis and budget, and the least number over all budgets: the model learns from neighbouring budgets, and
+with few budgets there are few neighbours."""
+BATCH, LEAST_BATCH = 4, 16
 """Trials per batch and budget, and the least number over all budgets: small packs cost more per trial."""
 
 
@@ -30,11 +30,12 @@ class SurfaceSettings(Section):
     """A model of the score over all budgets, which proposes batches of trials for all of them."""
 
     batch: int | None = Field(default=None, ge=1)
-    """Trials per batch and budget; default: 4, with fewer than four budgets 16 over all of them."""
+    """Trials per batch and budget. Default: 4, or 16 divided by the number of budgets if that is more."""
     optimism: float = Field(default=1.5, ge=0)
     """Standard deviations above the expected score by which trials are chosen: more explores more."""
     values: int | None = Field(default=None, ge=1, le=1000)
-    """Least number of values of a numeric axis; default: 33 for one axis, fewer for more axes."""
+    """Least number of values of a numeric axis. Default: 33 for one axis, fewer for more axes. Hyperparameters that all
+    trials of a pack share have only the values of the grids."""
     extend: bool = True
     """Continue a numeric axis beyond its ends while the best configuration of a budget lies there."""
     seed: int = Field(default=42, ge=0, lt=2**32)
@@ -68,7 +69,10 @@ class SurfaceSearch(Strategy):
         return proposal
 
     def expected(self, task: SearchTask) -> dict[str, int]:
-        return {"surface": trials_of(task)}
+        from orchestrator.search.surface.lattice import Lattice
+
+        lattice = Lattice(task.space, SurfaceSettings.of(task.settings).values, packs_save_time=task.packs_save_time)
+        return {"surface": min(trials_of(task), lattice.size * max(1, len(task.seeds)))}
 
     def finalists(self, task: SearchTask, history: History, count: int) -> list[Configuration]:
         from orchestrator.search.surface.batches import best
@@ -84,15 +88,15 @@ class SurfaceSearch(Strategy):
 
 def trials_of(task: SearchTask) -> int:
     """Number of trials of a cell's search: `search.trials`, or `TRIALS_PER_AXIS` per axis with several values, but at
-    least `TRIALS_PER_AXIS_OF_ALL_BUDGETS` over all budgets."""
-    per_axis = _of_a_budget(task, TRIALS_PER_AXIS, TRIALS_PER_AXIS_OF_ALL_BUDGETS)
+    least `LEAST_TRIALS_PER_AXIS` over all budgets. There are fewer if all configurations have run with all seeds."""
+    per_axis = _per_budget(task, TRIALS_PER_AXIS, LEAST_TRIALS_PER_AXIS)
     axes = sum(len({*axis, *task.space.fine[name]}) > 1 for name, axis in task.space.coarse.items())
     return task.trials or per_axis * max(1, axes)
 
 
-def _of_a_budget(task: SearchTask, least: int, of_all: int) -> int:
-    """`least`, or more if all budgets together would have fewer than `of_all`."""
-    return max(least, math.ceil(of_all / task.budgets))
+def _per_budget(task: SearchTask, number: int, least_total: int) -> int:
+    """`number`, or more if all budgets together would have fewer than `least_total`."""
+    return max(number, math.ceil(least_total / task.budgets))
 
 
 def _finished(history: History) -> bool:
@@ -114,7 +118,7 @@ class _Search:
 
     def _lattice(self, beyond: Beyond) -> Lattice:
         """The lattice whose axes continue by these steps; built once."""
-        from orchestrator.search.surface.lattice import Lattice  # SciPy is slow to import
+        from orchestrator.search.surface.lattice import Lattice
 
         key = tuple(sorted(beyond.items()))
         if key not in self._lattices:
@@ -143,14 +147,14 @@ class _Search:
         """The next proposal for every budget: None for a budget without an available configuration, and None for all
         budgets when the search is over."""
         total = trials_of(self.task)
-        tried = len(self.budgets[0].stages.get("surface", []))
+        tried = max(len(each.stages.get("surface", [])) for each in self.budgets)
         if tried >= total:
             return [None] * len(self.budgets)
         if tried and not any(_finished(each) for each in self.budgets):
             return [None] * len(self.budgets)
         if not tried:
             return self._design(min(total, self._first_trials(total)))
-        batch = self.settings.batch or _of_a_budget(self.task, BATCH, BATCH_OF_ALL_BUDGETS)
+        batch = self.settings.batch or _per_budget(self.task, BATCH, LEAST_BATCH)
         return self._chosen(min(batch, total - tried))
 
     def _first_trials(self, total: int) -> int:
@@ -178,18 +182,19 @@ class _Search:
         ]
 
     def _proposal(self, number: int, configurations: Sequence[Configuration]) -> Proposal | None:
-        """A proposal for budget `number`. The seeds take turns, but a configuration that has run gets an unused seed if
-        there is one."""
-        if not configurations:
-            return None
-        seeds, used, chosen = self.task.seeds, self._used_seeds(number), []
+        """A proposal for budget `number`. The seeds take turns, but a configuration that has run gets an unused seed;
+        if there is none, it is left out."""
+        seeds, used = self.task.seeds, self._used_seeds(number)
+        kept, chosen = [], []
         start = number + len(self.budgets[number].stages.get("surface", []))
         for position, configuration in enumerate(configurations, start):
             own = used.setdefault(self.lattice.identity(configuration), [])
             turns = [seeds[(position + k) % len(seeds)] for k in range(len(seeds))]
-            chosen.append(next((seed for seed in turns if seed not in own), turns[0]))
-            own.append(chosen[-1])
-        return Proposal("surface", list(configurations), chosen)
+            if unused := [seed for seed in turns if seed not in own]:
+                kept.append(configuration)
+                chosen.append(unused[0])
+                own.append(unused[0])
+        return Proposal("surface", kept, chosen) if kept else None
 
     def _used_seeds(self, number: int) -> dict[tuple[object, ...], list[int]]:
         """The seeds that each configuration of budget `number` has run with, by `Lattice.identity`."""

@@ -9,7 +9,6 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import qmc
 
 import search_spaces
 from search_spaces import Axis, Configuration, SearchSpace
@@ -32,7 +31,7 @@ class Lattice:
     in a contest, and trials are shared with a grid search of the same space.
 
     A hyperparameter that all lanes of a pack share, such as the number of local steps, has only the values of the
-    grids: with more values, most packs would have a single trial, which costs up to ten times as much. Where packs
+    grids: with more values, most packs would have a single trial, which costs several times as much. Where packs
     save no time, it has values between them, too."""
 
     def __init__(
@@ -43,8 +42,8 @@ class Lattice:
         *,
         packs_save_time: bool = True,
     ) -> None:
-        """`values`: least number of values of a numeric axis; default: it depends on the number of axes. `beyond`:
-        by how many steps axes continue below and above their ends."""
+        """`values`: least number of values of a numeric axis; default: it depends on the number of axes. `beyond`: by
+        how many steps axes continue below and above their ends."""
         hypers = search_spaces.hyperparameters_of(space.method)
         dense = {name for name in space.coarse if not (packs_save_time and hypers[name].shared)}
         numeric = sum(search_spaces.is_numeric(space.coarse[name]) and len(space.coarse[name]) > 1 for name in dense)
@@ -55,17 +54,19 @@ class Lattice:
             return {name: search_spaces.densified(space, name, least if name in dense else 1) for name in space.coarse}
 
         self.axes = axes(least)
-        while values is None and self._size > 2 * LARGEST and least > FEWEST_VALUES:
+        while values is None and self.size > 2 * LARGEST and least > FEWEST_VALUES:
             least -= 1
             self.axes = axes(least)
         self._scales = [_AxisScale(space, name, axis) for name, axis in self.axes.items()]
         self.beyond = beyond or {}
         self._new = {
-            name: search_spaces.continued(space, name, self.axes[name], *steps) for name, steps in self.beyond.items()
+            name: search_spaces.continued(space, name, self.axes[name], *steps, dense=name in dense)
+            for name, steps in self.beyond.items()
         }
 
     @property
-    def _size(self) -> int:
+    def size(self) -> int:
+        """The number of all combinations, without values beyond the ends of the axes."""
         return math.prod(map(len, self.axes.values()))
 
     @cached_property
@@ -155,6 +156,8 @@ class Lattice:
 
 def _spread(sizes: Sequence[int], count: int, seed: int) -> list[tuple[int, ...]]:
     """`count` Sobol points, which fill the space evenly. A point has an index into the values of each axis."""
+    from scipy.stats import qmc  # slow to import
+
     units = qmc.Sobol(len(sizes), seed=seed).random_base2(max(0, math.ceil(math.log2(count))))[:count]
     return [tuple(min(int(u * n), n - 1) for u, n in zip(row, sizes, strict=True)) for row in units]
 

@@ -64,13 +64,15 @@ def _column(name: str, values: NDArray) -> list[str]:
         numbers = values[~missing].astype(np.float64)
     low, high = _limits(numbers)
     if _numbers_the_rows(name, numbers, len(values)):
-        return [f"# {_yaml(name)}: {{range: [{low:g}, {high:g}]}}  # left out: it numbers the rows"]
+        return [f"# {_yaml(name)}: {{range: [{low:g}, {high:g}]}}  # left out: it identifies the row"]
     lines = [f"{_yaml(name)}: {{range: [{low:g}, {high:g}]}}  # which range is possible?"]
     return [*lines, *_missing(name, int(missing.sum()), f"range: [{low:g}, {high:g}], missing: NUMBER")]
 
 
 def _numbers_the_rows(name: str, numbers: NDArray, rows: int) -> bool:
-    if len(numbers) < FEWEST_NUMBERED or len(np.unique(numbers)) != rows or (numbers % 1 != 0).any():
+    if len(numbers) < FEWEST_NUMBERED or len(np.unique(numbers)) != rows or not np.isfinite(numbers).all():
+        return False
+    if (numbers % 1 != 0).any():
         return False
     named = name.lower() in NAMES_OF_NUMBERS or name.startswith("Unnamed: ")  # pandas' name for a column without one
     return named or bool(numbers.max() - numbers.min() + 1 == rows)

@@ -14,7 +14,8 @@ MOST_BYTES = 8 << 30  # of the table with its zeros
 
 def first_index(lines: Iterable[str]) -> int:
     """The index of the first feature: 0 if a line uses it, else 1."""
-    return int(not any(word.startswith("0:") for line in lines for word in line.partition("#")[0].split()[1:]))
+    words = (word.partition(":")[0] for line in lines for word in line.partition("#")[0].split()[1:])
+    return int(not any(word.strip("0") == "" for word in words))
 
 
 def read_svmlight(
@@ -57,7 +58,7 @@ def read_svmlight(
     columns = np.asarray(indices, dtype=np.int64)
     lowest = int(columns.min()) if len(columns) else 1
     if first is not None and lowest < first:
-        raise UserError(f"data {source} has index {lowest}, by its schema the first feature has index {first}")
+        raise UserError(f"data {source} has index {lowest}, but in its schema the first feature has index {first}")
     columns -= min(lowest, 1) if first is None else first
     found = int(columns.max()) + 1 if len(columns) else 1
     if width is not None and found > width:
