@@ -39,9 +39,11 @@ def _interpreter():
         kernel_of = {torch.float32: "triton", torch.float64: "torch"}
         patch.setattr(SoftmaxHead, "_kernel", lambda self, theta: kernel_of[theta.dtype])
         _interpret_bf16(patch)
-        yield
-        INTERPRETING.update(_remove_triton_modules())
-        sys.modules.update(compiling)
+        try:
+            yield
+        finally:
+            INTERPRETING.update(_remove_triton_modules())
+            sys.modules.update(compiling)
 
 
 INTERPRETING = {}

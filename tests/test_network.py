@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from every_kernel import on_a_gpu
 from plugin_registry import temporary_plugins
 from repository_files import DOCS, REPOSITORY, blocks
 from small import run, trial
@@ -44,7 +45,6 @@ EXAMPLE = REPOSITORY / "examples" / "plugin" / "tiny_transformer.py"
 ALL = "network:tiny-transformer,cut=1,train=norm+bias+lora+head,norm_scale=0.5,rank=2"
 IMAGES = "network:images,cut=none,train=norm+bias+head,norm_scale=0.2"
 PIXELS, CLASSES, ROWS = 2 * 6 * 6, 3, 40
-on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
 DEVICES = ["cpu", pytest.param("cuda", marks=on_a_gpu)]
 
 
@@ -240,7 +240,7 @@ def test_which_rounds_are_recorded(monkeypatch, clients, memory, network, record
     """Rounds of packaged networks, whose activations fit, of several clients together, but not of very many."""
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=memory))
     model = models.parse(IMAGES, features=PIXELS, classes=CLASSES)
-    model.settings = replace(model.settings, network=network)
+    monkeypatch.setattr(model, "settings", replace(model.settings, network=network))
     x = models.at_cut(model, np.zeros((ROWS, PIXELS), dtype=np.float32))
     shard = Shard.build([(x, np.arange(ROWS) % CLASSES)] * clients)
     assert model.can_be_recorded(shard) == recorded

@@ -77,7 +77,9 @@ def test_every_kernel_rounds_as_torch_on_a_cpu(precision, shape, automatic, devi
     """Every row is a client, so that single gradients are compared. In bf16 the last bit of a sum can change what a
     factor is rounded to, but rarely does."""
     head, parts, theta, clip = case(*SHAPES[shape], rows=(1,) * (10 if interprets else 40), lanes=5)
-    with small.computed_with("torch"), pytest.MonkeyPatch.context() as patch:
+    if not interprets and device == "cpu" and (precision != "float32" or head._kernel(theta) == "torch"):
+        pytest.skip("torch computes this case on a CPU, as in the reference")
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SoftmaxHead, "_kernel", lambda *_: "torch")
         rows = Shard.build(parts, precision=precision)
         expected, _ = head.clipped_gradient_sum(rows, theta, clip, automatic=automatic)

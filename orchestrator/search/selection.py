@@ -52,7 +52,7 @@ def choose(
     best = next(iter(ranked(candidates, outcomes, objective)), None)
     if best is None:
         return None
-    return _choice(best, outcomes, _near(best, candidates, outcomes, rows, objective))
+    return _choice(best, outcomes, _count_near(best, candidates, outcomes, rows, objective))
 
 
 def win_contest(
@@ -70,7 +70,7 @@ def win_contest(
     best = next(iter(ranked(candidates, outcomes, objective)), None)
     if best is None:
         return None
-    near = _near(best, candidates, outcomes, rows, objective)
+    near = _count_near(best, candidates, outcomes, rows, objective)
     if prefer_small_spread:
         tied = _tied(best, candidates, outcomes)
         best = min(tied, key=lambda candidate: spread(candidate.finished_scores(outcomes)))
@@ -97,7 +97,7 @@ def _choice(winner: Candidate, outcomes: Outcomes, near: int | None) -> Choice:
     return Choice(winner, mean(scores), spread(scores), len(winner.keys) - len(scores), near)
 
 
-def _near(
+def _count_near(
     best: Candidate, candidates: Sequence[Candidate], outcomes: Outcomes, rows: int | None, objective: Objective
 ) -> int | None:
     """How many candidates are within one standard error of the best. With several seeds, the standard error is that of

@@ -44,8 +44,8 @@ class Batch:
         def automatic_sum(theta: torch.Tensor, clip: torch.Tensor) -> torch.Tensor:
             return centring.clipped_gradient_sum(model, shard, theta, clip, automatic=True)[0]
 
+        large = isinstance(model, NetworkModel)
         if shard.x.is_cuda and (not isinstance(model, NetworkModel) or model.can_be_recorded(shard)):
-            large = isinstance(model, NetworkModel)
             return cls(clients, shard, Recordings(gradient_sum, large=large), Recordings(automatic_sum, large=large))
         return cls(clients, shard, gradient_sum, automatic_sum)
 

@@ -24,8 +24,8 @@ LARGE_LANES = 4
 
 
 class Recordings:
-    """The recordings of one function, by the shapes of its inputs. `large`: for networks. Only packs of few lanes are
-    recorded, and before that, the memory of earlier recordings is returned to the device for the first call."""
+    """The recordings of one function, by the shapes of its inputs. `large`: for networks, of which packs of at most
+    `LARGE_LANES` lanes are recorded. Memory of earlier recordings is returned to the device before the first call."""
 
     def __init__(self, function: Function, *, large: bool = False) -> None:
         self._function, self._large = function, large

@@ -110,13 +110,11 @@ class SoftmaxHead:
                 flat = products.of(x, factors, logits[: len(x), :n])
                 diagnostics = clip_residuals(
                     flat.view(-1, n, c, lanes),
-                    *(
-                        shard.y[some, rows],
-                        shard.block_norms(some, rows, norm_columns[block]),
-                        clips[block],
-                        diagnose,
-                        automatic,
-                    ),
+                    shard.y[some, rows],
+                    shard.block_norms(some, rows, norm_columns[block]),
+                    clips[block],
+                    diagnose=diagnose,
+                    automatic=automatic,
                 )
                 if diagnostics is not None:
                     losses[block, some] += diagnostics.loss.sum(1)
