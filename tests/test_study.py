@@ -584,7 +584,6 @@ FIXED_SETTINGS = {  # setting: the changed study, and the new and the old value 
     "search.optuna.sampler": (TEXT + "search: {optuna: {sampler: gp}}\n", "'gp'", "'tpe'"),
     "search.optuna.options": (TEXT + "search: {optuna: {options: {seed: 1}}}\n", 1, None),
     "search.surface.batch": (TEXT + "search: {surface: {batch: 8}}\n", 8, None),
-    "search.surface.optimism": (TEXT + "search: {surface: {optimism: 2}}\n", "2.0", 1.5),
     "search.surface.values": (TEXT + "search: {surface: {values: 9}}\n", 9, None),
     "search.surface.extend": (TEXT + "search: {surface: {extend: false}}\n", False, True),
     "search.surface.seed": (TEXT + "search: {surface: {seed: 1}}\n", 1, 42),

@@ -31,8 +31,6 @@ class SurfaceSettings(Section):
 
     batch: int | None = Field(default=None, ge=1)
     """Trials per batch and budget. Default: 4, or 16 divided by the number of budgets if that is more."""
-    optimism: float = Field(default=1.5, ge=0)
-    """Standard deviations above the expected score by which trials are chosen: more explores more."""
     values: int | None = Field(default=None, ge=1, le=1000)
     """Least number of values of a numeric axis. Default: 33 for one axis, fewer for more axes. Hyperparameters that all
     trials of a pack share have only the values of the grids."""
@@ -44,7 +42,7 @@ class SurfaceSettings(Section):
 
 class SurfaceSearch(Strategy):
     """Trials run with one seed each. The first ones fill the space evenly. A model is fitted to the trials of
-    all budgets and chooses every further batch. Its best configurations meet in the contest."""
+    all budgets and chooses every further batch, and the configurations that meet in the contest."""
 
     name = "surface"
     stages = ("surface",)
@@ -75,7 +73,7 @@ class SurfaceSearch(Strategy):
         return {"surface": min(trials_of(task), lattice.size * max(1, len(task.seeds)))}
 
     def finalists(self, task: SearchTask, history: History, count: int) -> list[Configuration]:
-        from orchestrator.search.surface.batches import best
+        from orchestrator.search.surface.batches import finalists
 
         budgets = list(history.budgets) or [history]
         own = next(number for number, each in enumerate(budgets) if each is history)
@@ -83,7 +81,7 @@ class SurfaceSearch(Strategy):
         if not _finished(history):
             return []
         lattice = search.tried_lattice()
-        return [lattice.configurations[i] for i in best(search.candidates(own, lattice), count)]
+        return [lattice.configurations[i] for i in finalists(search.candidates(own, lattice), count)]
 
 
 def trials_of(task: SearchTask) -> int:
@@ -175,7 +173,7 @@ class _Search:
         candidates = [self.candidates(number, lattice) for number in range(len(self.budgets))]
         if not any(own.available.any() for own in candidates):
             return [None] * len(self.budgets)
-        batch = next_batch(candidates, count, self.settings.optimism)
+        batch = next_batch(candidates, count)
         return [
             self._proposal(number, [lattice.configurations[i] for owner, i in batch if owner == number])
             for number in range(len(self.budgets))

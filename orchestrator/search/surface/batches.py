@@ -1,4 +1,4 @@
-"""The next trials of a surface search, for all budgets: where the model expects high scores or is uncertain."""
+"""The next trials of a surface search, for all budgets, and its finalists: configurations that may be the best."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import cholesky
 
-from orchestrator.search.surface.gaussian_process import noise_variance
 from orchestrator.search.surface.model import Surface
 
 Array = NDArray[np.float64]
-KEPT = 200
-"""Candidates per budget from which a batch is chosen: those with the highest upper bounds."""
+KEPT, UPPER = 200, 1.5
+"""Candidates per budget from which a batch is chosen: those with the highest mean + UPPER x standard deviation."""
+DRAWS = 512
+"""Joint draws of the scores of candidates, from which expected best scores are computed."""
 DIGITS = 6
 """Values are rounded before they are compared, so that processors whose arithmetic differs in the last bits agree."""
 
@@ -40,42 +42,46 @@ class Candidates:
         return self.surface.values(self.points, self.noise, self.budget)
 
 
-def next_batch(budgets: Sequence[Candidates], count: int, optimism: float) -> list[tuple[int, int]]:
-    """Up to `count` candidates of every budget, as (number of the budget, index of the candidate), in the order chosen.
+def next_batch(budgets: Sequence[Candidates], count: int) -> list[tuple[int, int]]:
+    """Up to `count` available candidates of every budget, as (number of the budget, index of the candidate), in the
+    order chosen."""
+    return [
+        (number, index)
+        for number, candidates in enumerate(budgets)
+        for index in _improving(candidates, candidates.available, count)
+    ]
 
-    Each choice maximises mean + optimism x standard deviation. The standard deviations assume that the earlier choices
-    have run, whatever their results, so a batch spreads over the space and the budgets."""
-    surface = budgets[0].surface
-    kept, inputs, labels, limits = [], [], [], [0]
-    for candidates in budgets:
-        mean, variance = candidates.values
-        upper = np.where(candidates.available, np.round(mean + optimism * np.sqrt(variance), DIGITS), -math.inf)
-        top = np.sort(np.argsort(-upper, kind="stable")[:KEPT])
-        top = top[candidates.available[top]]
-        kept.append(top)
-        inputs.append(surface.inputs(candidates.points[top], candidates.noise[top]))
-        labels.append(np.full(len(top), candidates.budget))
-        limits.append(limits[-1] + len(top))
-    joined, label = np.concatenate(inputs), np.concatenate(labels)
-    mean, variance, whitened = surface.process.predict(joined, label)
-    noise = noise_variance(surface.process.parameters, joined[:, 0], np.clip(-mean / 10, 0, 1.5))
-    reductions: list[Array] = []
-    chosen: list[tuple[int, int]] = []
-    free = np.ones(len(joined), dtype=bool)
-    for _ in range(count):
-        for number in range(len(budgets)):
-            own = slice(limits[number], limits[number + 1])
-            upper = np.where(free[own], np.round(mean[own] + optimism * np.sqrt(variance[own]), DIGITS), -math.inf)
-            if not len(upper) or upper.max() == -math.inf:
-                continue
-            at = limits[number] + int(upper.argmax())
-            chosen.append((number, int(kept[number][at - limits[number]])))
-            free[at] = False  # the same configuration with a second seed can follow in the next batch
-            covariance = surface.process.covariance(joined, label, at) - whitened.T @ whitened[:, at]
-            for reduction in reductions:
-                covariance -= reduction * reduction[at]
-            reductions.append(covariance / math.sqrt(max(covariance[at], 1e-9) + noise[at]))
-            variance = np.maximum(variance - reductions[-1] ** 2, 1e-9)
+
+def finalists(candidates: Candidates, count: int) -> list[int]:
+    """Indices of the candidates that meet in a contest: the best one, and those that may be better. The candidates with
+    the highest means are often neighbours, which are good or bad together."""
+    leader = best(candidates, 1)
+    others = np.ones(len(candidates.points), dtype=bool)
+    others[leader] = False
+    return [*leader, *_improving(candidates, others, count - 1)]
+
+
+def _improving(candidates: Candidates, allowed: NDArray[np.bool_], count: int) -> list[int]:
+    """Indices of up to `count` allowed candidates, in the order chosen: each raises the expected best score of those
+    before it and of the best candidate most. A neighbour of one of these raises it little, even if little is known of
+    both, because their scores differ little."""
+    surface, (leader,) = candidates.surface, best(candidates, 1)
+    mean, variance = candidates.values
+    upper = np.where(allowed, mean + UPPER * np.sqrt(variance), -math.inf)
+    top = [leader, *(index for index in highest(upper, KEPT) if allowed[index] and index != leader)]
+    free = allowed[top]
+    inputs = surface.inputs(candidates.points[top], candidates.noise[top])
+    mean, covariance = surface.process.joint(inputs, np.full(len(top), candidates.budget))
+    normal = np.random.default_rng(0).standard_normal((DRAWS, len(top)))
+    draws = mean + normal @ cholesky(covariance, lower=True, check_finite=False).T
+    reached = draws[:, 0]
+    chosen: list[int] = []
+    while len(chosen) < count and free.any():
+        gains = np.where(free, np.maximum(draws - reached[:, None], 0).mean(0), -1)
+        (at,) = highest(gains, 1)
+        chosen.append(top[at])
+        free[at] = False  # the same configuration with another seed can follow in the next batch
+        reached = np.maximum(reached, draws[:, at])
     return chosen
 
 

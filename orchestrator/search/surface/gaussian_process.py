@@ -142,12 +142,6 @@ class GaussianProcess:
         found += CONSTANT
         return found
 
-    def covariance(self, inputs: Array, budgets: NDArray[np.int64], at: int) -> Array:
-        """Prior covariances of the mean scores at these inputs with the mean score at input number `at`."""
-        mapped = inputs @ self._matrix.T
-        k = matern(mapped, mapped[at : at + 1])
-        return self._amplitude * k[:, 0] + self._budget * (budgets == budgets[at]) + CONSTANT
-
     def mean(self, inputs: Array, budgets: NDArray[np.int64]) -> Array:
         return self.covariances(inputs, budgets) @ self._weights
 
@@ -158,6 +152,13 @@ class GaussianProcess:
         whitened = solve_triangular(self._factor, covariances.T, lower=True, check_finite=False)
         variance = self._amplitude + self._budget + CONSTANT - (whitened * whitened).sum(0)
         return covariances @ self._weights, np.maximum(variance, 1e-9), whitened
+
+    def joint(self, inputs: Array, budgets: NDArray[np.int64]) -> tuple[Array, Array]:
+        """Means and covariances of the mean scores over seeds at these inputs."""
+        mean, _, whitened = self.predict(inputs, budgets)
+        mapped = inputs @ self._matrix.T
+        prior = self._amplitude * matern(mapped, mapped) + self._budget * _same(budgets) + CONSTANT
+        return mean, prior - whitened.T @ whitened + JITTER * np.eye(len(inputs))
 
 
 def noise_variance(parameters: Array, noise: Array, gaps: Array) -> Array:
