@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import orchestrator.current_folder  # noqa: F401  # isort: skip  # first: it removes the current folder from sys.path
+import orchestrator.current_folder  # isort: skip  # first: it removes the current folder from sys.path
+import orchestrator.one_thread  # noqa: F401  # isort: skip  # before NumPy
 
 import os
 import stat

@@ -25,6 +25,7 @@ LAYERS = (
     "trainables.audit",
     "search_spaces",
     "orchestrator.current_folder",
+    "orchestrator.one_thread",
     "orchestrator.console",
     "orchestrator.version",
     "orchestrator.section",

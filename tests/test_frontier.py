@@ -58,6 +58,8 @@ def test_the_smallest_eps_that_reaches_a_score(surface):
 def test_questions_without_an_answer(surface):
     with pytest.raises(UserError, match=r"epsilon = 100 needs a noise multiplier of .*; DP-FedGD was searched from"):
         surface.at(100.0)
+    with pytest.raises(UserError, match=r"epsilon = 9 needs .*; DP-FedGD was searched from .* \(eps 8 to 1\)"):
+        surface.at(9.0)  # a trial of the search has fewer rounds and less noise, but a confirm run has not
     with pytest.raises(UserError, match="rounds = 50: DP-FedGD was searched with 6 rounds"):
         surface.at(4.0, rounds=50)
     without_noise = replace(surface, results=())
@@ -89,6 +91,11 @@ def test_the_command_prints_answers_and_draws(folder):
     first = (folder / "figures" / "frontier.svg").read_bytes()
     assert CliRunner().invoke(app, ["frontier", str(folder), "--figure"]).exit_code == 0
     assert (folder / "figures" / "frontier.svg").read_bytes() == first
+
+
+def test_a_score_that_no_budget_reaches_is_an_error(folder):
+    run = CliRunner().invoke(app, ["frontier", str(folder), "--reach", "90"])
+    assert "reach = 90: no finite eps from 1 to 8 is predicted to reach 90 for DP-FedGD" in str(run.exception)
 
 
 def test_tables_show_the_surface_its_uncertainty_and_its_errors(folder):

@@ -328,7 +328,7 @@ def test_ranges_categories_and_constants_are_applied_row_by_row(tmp_path):
     assert sorted(rows.tolist()) == sorted(expected)
     assert found.notes == [
         "column 'a': 2 missing values became 5",
-        "column 'a': 1 values outside 0 to 10 were moved to the nearer end",
+        "column 'a': 1 value outside 0 to 10 was moved to the nearer end",
         "column 'c': 1 missing values became 'v'",
     ]
 

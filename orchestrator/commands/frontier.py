@@ -57,10 +57,14 @@ def frontier(
     answers: list[dict[str, Any]] = []
     lines: list[str] = []
     for surface in chosen:
-        lines.append(f"{surface.setting} / {surface.method.shown}")
+        title = surface.study.objective_spec.title
+        lines.append(f"{surface.setting} / {surface.method.shown}: validation {title} ± two standard deviations")
         points: list[tuple[Point, str]] = []
         if reach is not None:
-            points.append(_reached(surface, surface.reach(reach, delta, release, rounds), reach))
+            if (reached := surface.reach(reach, delta, release, rounds)) is not None:
+                points.append((reached, f"  <- smallest eps that reaches {reach:g}"))
+            else:
+                lines.append(f"  no finite eps from {_budgets(surface)} is predicted to reach {reach:g}")
         if epsilon:
             points += [(surface.at(value, delta, release, rounds), "") for value in epsilon]
         elif reach is None:
@@ -72,20 +76,21 @@ def frontier(
                 found = confirmed(surface, point, confirm, delta, release)
                 answer |= {"confirmed": found.mean, "confirmed_error": found.error, "confirmed_seeds": found.seeds}
                 shown = study.objective_spec.format
-                lines.append(f"      confirmed on {found.seeds} seeds: {shown(found.mean)} ± {shown(found.error)}")
+                of_mean = f"{shown(found.mean)}, standard error {shown(found.error)}"
+                lines.append(f"      confirmed on {found.seeds} seeds: {of_mean}")
             answers.append(answer)
+    if reach is not None and not answers:
+        methods = ", ".join(surface.method.shown for surface in chosen)
+        raise UserError(
+            f"reach = {reach:g}: no finite eps from {_budgets(chosen[0])} is predicted to reach {reach:g} for {methods}"
+        )
     if figure:
         lines.append(str(draw_frontier(folder, chosen, delta, release, rounds)))
     show(answers, json, lines)
 
 
-def _reached(surface: StudySurface, point: Point | None, target: float) -> tuple[Point, str]:
-    if point is None:
-        raise UserError(
-            f"reach = {target:g}: no finite eps from {min(surface.epsilons):g} to {max(surface.epsilons):g} is "
-            f"predicted to reach {target:g} for {surface.method.shown}"
-        )
-    return point, f"  <- smallest eps that reaches {target:g}"
+def _budgets(surface: StudySurface) -> str:
+    return f"{min(surface.epsilons):g} to {max(surface.epsilons):g}"
 
 
 def _line(surface: StudySurface, point: Point) -> str:

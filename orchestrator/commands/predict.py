@@ -69,6 +69,7 @@ def predict(
     lines = [
         f"{len(predicted)} prediction{'s' * (len(predicted) != 1)} written to {output}",
         *_described(scores),
+        *(_on_labels(saved, labels) if labels is not None else []),
         f"the model was trained at epsilon {number(epsilon)}, delta {delta:g}",
     ]
     about = {"accuracy": scores.get("accuracy"), "metrics": scores, "provenance": saved.provenance}
@@ -98,6 +99,19 @@ def _scores(saved: SavedModel, rows: NDArray, predicted: NDArray, labels: NDArra
             )
             values[name] = float(metric.compute(of))
     return values
+
+
+def _on_labels(saved: SavedModel, labels: NDArray) -> list[str]:
+    """The share of the largest class, and how many labels the model does not know."""
+    import numpy as np
+
+    names, counts = np.unique(labels.astype(str), return_counts=True)
+    lines = [f"always answering the largest class: {100 * counts.max() / counts.sum():.2f}%"]
+    known = {*saved.class_names} or {str(number) for number in range(saved.classes)}
+    if unknown := int(counts[[name not in known for name in names.tolist()]].sum()):
+        rows = f"{unknown} rows have labels" if unknown > 1 else "1 row has a label"
+        lines.append(f"{rows} that the model does not know; they count as wrong")
+    return lines
 
 
 def _described(scores: dict[str, float]) -> list[str]:

@@ -25,8 +25,8 @@ from trainables.choices import Release
 from trainables.errors import UserError
 from trainables.privacy.gaussian import mu_of
 
-MARGIN = 0.02
-"""How far beyond the noise of the trials the surface still predicts, in decades."""
+MARGIN = 0.005
+"""How far beyond the noise of the searched budgets the surface still predicts, in decades."""
 CURVE = 25
 """Number of evenly spaced budgets (in log eps) of a curve, to which the searched ones are added."""
 _mu = cache(mu_of)
@@ -119,11 +119,11 @@ class StudySurface:
         """The noise multiplier of a round of this trial."""
         return math.sqrt(row.trial.rounds) / _mu(row.epsilon_unsampled, self.study.privacy.delta)
 
-    @cached_property
-    def _range(self) -> tuple[float, float]:
-        """The smallest and the largest log noise for which the surface predicts."""
-        noise = [trial.noise for trial in self.surface.trials]
-        return min(noise) - MARGIN, max(noise) + MARGIN
+    def _searched_noise(self, rounds: int) -> tuple[float, float]:
+        """The smallest and the largest noise multiplier of a searched budget with this number of rounds."""
+        own = self.study.privacy
+        noise = [self._noise(epsilon, own.delta, own.release, rounds) for epsilon in self.epsilons]
+        return min(noise), max(noise)
 
     @cached_property
     def _sampling_credit(self) -> tuple[list[float], list[float]]:
@@ -168,18 +168,15 @@ class StudySurface:
         self._check_rounds(rounds)
         noise = {count: self._noise(epsilon, delta, claimed_release, count) for count in set(counts.tolist())}
         configurations = self.lattice.configurations
-        by_row = np.array([log_noise(noise[count]) for count in counts.tolist()])
         is_own = epsilon in self.epsilons and delta == self.study.privacy.delta
         budget = self.epsilons.index(epsilon) if is_own and claimed_release == self.study.privacy.release else -1
-        low, high = self._range
-        # a searched budget is always usable: before its contest, all its trials may have other noise than a confirm run
-        usable = (by_row >= low) & (by_row <= high) | (budget >= 0)
-        if rounds is not None:
-            usable &= counts == rounds
-        if not usable.any():
-            least, most = (10**at for at in (low + MARGIN, high - MARGIN))
+        asked = sorted(noise) if rounds is None else [rounds]
+        covered = [count for count in asked if self._covers(noise[count], count)]
+        usable = np.isin(counts, covered)
+        if not covered:
+            least, most = self._searched_noise(asked[-1])
             raise UserError(
-                f"epsilon = {epsilon:g} needs a noise multiplier of {min(noise.values()):.3g}; {self.method.shown} was "
+                f"epsilon = {epsilon:g} needs a noise multiplier of {noise[asked[-1]]:.3g}; {self.method.shown} was "
                 f"searched from {least:.3g} to {most:.3g} (eps {max(self.epsilons):g} to {min(self.epsilons):g})"
             )
         score, deviation, cautious = (np.full(len(configurations), -math.inf) for _ in range(3))
@@ -199,6 +196,11 @@ class StudySurface:
             float(deviation[index]),
             budget >= 0,
         )
+
+    def _covers(self, noise: float, rounds: int) -> bool:
+        """Whether this noise multiplier lies between those of the searched budgets, for this number of rounds."""
+        least, most = map(log_noise, self._searched_noise(rounds))
+        return least - MARGIN <= log_noise(noise) <= most + MARGIN
 
     def _expected(self, points: NDArray[np.float64], budget: int, noise: float, rounds: int) -> Expected:
         """Expected scores of configurations with the same rounds. `budget`: index of a searched budget, else -1."""

@@ -225,7 +225,8 @@ def _scaled_numbers(source: str, values: NDArray, name: str, column: Column, not
         outside = int(((numbers < column.range[0]) | (numbers > column.range[1])).sum())
         if outside:
             low, high = column.range
-            notes.append(f"column {name!r}: {outside} values outside {low:g} to {high:g} were moved to the nearer end")
+            what, moved = (f"{outside} values", "were") if outside > 1 else ("1 value", "was")
+            notes.append(f"column {name!r}: {what} outside {low:g} to {high:g} {moved} moved to the nearer end")
     features = scaled(numbers, column).astype(np.float32)
     return features if features.ndim == 2 else features[:, None]
 
