@@ -13,6 +13,7 @@ from interrupting import tables_whole_and_interrupted
 from simulated_search import DATA, drive, study
 
 import search_spaces
+from orchestrator.execution.planning import plan
 from orchestrator.execution.sweep import Sweep
 from orchestrator.report.html import findings_text
 from orchestrator.results.forgetting import dependent_stages
@@ -119,6 +120,15 @@ def test_trials_per_batch(tmp_path, budgets, setting, count):
         first = list(sweep.waiting.values())
         second = sweep.ended({trial.key: ("done", 50.0, 1.0) for trial in first})
         assert len(second) == budgets * count
+
+
+def test_a_plan_has_a_pack_for_every_batch():
+    """Two budgets: batches of 8 trials of each."""
+    of = surface_study(epsilons=[1, 2], search={"trials": 40})
+    nodes = [{"CPU": 2.0, "memory": 4.0 * 2**30}]
+    assert plan(of, nodes).packs == {"surface": 5, "contest": 1, "confirm": 1}
+    optuna = {"strategies": ["optuna"], "trials": 20, "optuna": {"batch": 8}}
+    assert plan(study(methods=[GD], search=optuna), nodes).packs["optuna"] == 3
 
 
 def test_a_batch_opens_when_the_trials_of_all_budgets_have_ended(tmp_path):

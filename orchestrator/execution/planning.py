@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
+import sys
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -114,15 +115,22 @@ def plan(study: Study, nodes: Sequence[dict[str, float]] | None = None) -> Plan:
     operations = overhead_s = 0.0
     device = capacity.size.device
     for stage in study.stages:
-        by_key = {trial.key: trial for search in searches for trial in _stage_trials(search, stage)}
-        new_trials = [trial for key, trial in by_key.items() if key not in counted]
-        counted.update(by_key)
+        by_batch: dict[int, dict[str, TrialSpec]] = defaultdict(dict)
+        for search in searches:
+            size = _batch_size(search, stage)
+            for number, trial in enumerate(_stage_trials(search, stage)):
+                by_batch[number // size][trial.key] = trial
+        batches = []
+        for by_key in by_batch.values():
+            batches.append([trial for key, trial in by_key.items() if key not in counted])
+            counted.update(by_key)
+        new_trials = [trial for batch in batches for trial in batch]
         if not new_trials:
             continue
         # the trials of a stage that starts at once are known, so those that searches share count once
         opened = any(stage in search.stages for search in searches)
         trials[stage] = len(new_trials) if opened else sum(search.trials_to_come().get(stage, 0) for search in searches)
-        stage_packs = make_packs(new_trials, capacity)
+        stage_packs = [pack for batch in batches for pack in make_packs(batch, capacity)]
         packs[stage] = len(stage_packs)
         for pack in stage_packs:
             problem = prepared.problems[pack[0].problem.key]
@@ -187,6 +195,13 @@ def _stage_trials(search: CellSearch, stage: str) -> list[TrialSpec]:
         placeholders[n % len(placeholders)].model_copy(update={"code": f"{search.name} {stage} {n}"})
         for n in range(count)
     ]
+
+
+def _batch_size(search: CellSearch, stage: str) -> int:
+    """The trials of a stage that run at the same time."""
+    strategy = search.variant.strategy
+    configurations = strategy.batch(search.task) if stage in strategy.stages else None
+    return sys.maxsize if configurations is None else configurations * len(search.variant.seeds(stage))
 
 
 def contention(load: float, processes: int, cores: int) -> float:

@@ -68,6 +68,9 @@ class AskTellStrategy(Strategy):
     def searcher(self, task: SearchTask) -> Searcher:
         """A new searcher that has been told nothing."""
 
+    def batch(self, task: SearchTask) -> int:
+        return BatchSettings.of(task.settings).batch
+
     def propose(self, task: SearchTask, history: History) -> Proposal | None:
         stage, settings = self.stages[0], BatchSettings.of(task.settings)
         candidates = history.candidates(stage, unique=False)

@@ -70,6 +70,11 @@ class Strategy(ABC):
         """For each stage, the number of configurations that run if no trial fails, as far as known before the first
         result."""
 
+    def batch(self, task: SearchTask) -> int | None:
+        """Configurations that it proposes at a time; None: all of a stage. Estimates need it: a pack has trials that
+        run at the same time."""
+        return None
+
     def competing(self, stages: Container[str]) -> tuple[str, ...]:
         """Which of these stages have the candidates that can win."""
         return tuple(stage for stage in self.stages if stage in stages)

@@ -72,6 +72,9 @@ class SurfaceSearch(Strategy):
         lattice = Lattice(task.space, SurfaceSettings.of(task.settings).values, packs_save_time=task.packs_save_time)
         return {"surface": min(trials_of(task), lattice.size * max(1, len(task.seeds)))}
 
+    def batch(self, task: SearchTask) -> int:
+        return _batch(task)
+
     def finalists(self, task: SearchTask, history: History, count: int) -> list[Configuration]:
         from orchestrator.search.surface.batches import finalists
 
@@ -90,6 +93,11 @@ def trials_of(task: SearchTask) -> int:
     per_axis = _per_budget(task, TRIALS_PER_AXIS, LEAST_TRIALS_PER_AXIS)
     axes = sum(len({*axis, *task.space.fine[name]}) > 1 for name, axis in task.space.coarse.items())
     return task.trials or per_axis * max(1, axes)
+
+
+def _batch(task: SearchTask) -> int:
+    """Trials of a budget per batch."""
+    return SurfaceSettings.of(task.settings).batch or _per_budget(task, BATCH, LEAST_BATCH)
 
 
 def _per_budget(task: SearchTask, number: int, least_total: int) -> int:
@@ -152,8 +160,7 @@ class _Search:
             return [None] * len(self.budgets)
         if not tried:
             return self._design(min(total, self._first_trials(total)))
-        batch = self.settings.batch or _per_budget(self.task, BATCH, LEAST_BATCH)
-        return self._chosen(min(batch, total - tried))
+        return self._chosen(min(_batch(self.task), total - tried))
 
     def _first_trials(self, total: int) -> int:
         """The number of first trials of each budget: larger for few budgets, because the model learns from all."""
