@@ -4,6 +4,7 @@ import contextlib
 import csv
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import own_data
@@ -72,6 +73,13 @@ def test_from_a_csv_to_predictions(fedsweep, visits, no_ray):
     accuracy = 100 * np.mean([a == b for a, b in zip(truth, predicted, strict=True)])
     assert f"accuracy: {accuracy:.2f}%" in out
     assert accuracy > 75
+    largest = 100 * max(truth.count(name) for name in set(truth)) / len(truth)
+    assert f"always answering the largest class: {largest:.2f}%" in out
+    assert "does not know" not in out
+    Path("new.csv").write_text(Path("visits.csv").read_text().replace(",ill", ",unwell", 1))
+    code, out, err = fedsweep("predict", "model.npz", "new.csv", "--output", "of-new.csv")
+    assert code == 0, err
+    assert "1 row has a label that the model does not know, which counts as wrong" in out
     assert fedsweep("predict", "model.npz", "visits.npz", "--output", "of-test-rows.csv")[0] == 0
     with np.load("model.npz") as saved:
         assert "healthy" in str(saved["about"])

@@ -109,8 +109,8 @@ def _on_labels(saved: SavedModel, labels: NDArray) -> list[str]:
     lines = [f"always answering the largest class: {100 * counts.max() / counts.sum():.2f}%"]
     known = {*saved.class_names} or {str(number) for number in range(saved.classes)}
     if unknown := int(counts[[name not in known for name in names.tolist()]].sum()):
-        rows = f"{unknown} rows have labels" if unknown > 1 else "1 row has a label"
-        lines.append(f"{rows} that the model does not know; they count as wrong")
+        rows = f"{unknown} rows have" if unknown > 1 else "1 row has"
+        lines.append(f"{rows} a label that the model does not know, which counts as wrong")
     return lines
 
 
