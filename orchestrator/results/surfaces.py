@@ -119,11 +119,10 @@ class StudySurface:
         """The noise multiplier of a round of this trial."""
         return math.sqrt(row.trial.rounds) / _mu(row.epsilon_unsampled, self.study.privacy.delta)
 
-    def _searched_noise(self, rounds: int) -> tuple[float, float]:
-        """The smallest and the largest noise multiplier of a searched budget with this number of rounds."""
+    def _searched_noise(self, rounds: int) -> list[float]:
+        """The noise multiplier of every searched budget with this number of rounds."""
         own = self.study.privacy
-        noise = [self._noise(epsilon, own.delta, own.release, rounds) for epsilon in self.epsilons]
-        return min(noise), max(noise)
+        return [self._noise(epsilon, own.delta, own.release, rounds) for epsilon in self.epsilons]
 
     @cached_property
     def _sampling_credit(self) -> tuple[list[float], list[float]]:
@@ -174,10 +173,11 @@ class StudySurface:
         covered = [count for count in asked if self._covers(noise[count], count)]
         usable = np.isin(counts, covered)
         if not covered:
-            least, most = self._searched_noise(asked[-1])
+            searched = self._searched_noise(asked[-1])
             raise UserError(
                 f"epsilon = {epsilon:g} needs a noise multiplier of {noise[asked[-1]]:.3g}; {self.method.shown} was "
-                f"searched from {least:.3g} to {most:.3g} (eps {max(self.epsilons):g} to {min(self.epsilons):g})"
+                f"searched from {min(searched):.3g} to {max(searched):.3g} "
+                f"(eps {max(self.epsilons):g} to {min(self.epsilons):g})"
             )
         score, deviation, cautious = (np.full(len(configurations), -math.inf) for _ in range(3))
         for count in sorted(noise):  # runs of other lengths have other noise
@@ -199,18 +199,14 @@ class StudySurface:
 
     def _covers(self, noise: float, rounds: int) -> bool:
         """Whether this noise multiplier lies between those of the searched budgets, for this number of rounds."""
-        least, most = map(log_noise, self._searched_noise(rounds))
-        return least - MARGIN <= log_noise(noise) <= most + MARGIN
+        searched = [log_noise(each) for each in self._searched_noise(rounds)]
+        return min(searched) - MARGIN <= log_noise(noise) <= max(searched) + MARGIN
 
     def _expected(self, points: NDArray[np.float64], budget: int, noise: float, rounds: int) -> Expected:
         """Expected scores of configurations with the same rounds. `budget`: index of a searched budget, else -1."""
         if budget >= 0:
             return self.surface.expected(points, log_noise(noise), budget)
-        own = self.study.privacy
-        searched = {
-            number: log_noise(self._noise(epsilon, own.delta, own.release, rounds))
-            for number, epsilon in enumerate(self.epsilons)
-        }
+        searched = {number: log_noise(each) for number, each in enumerate(self._searched_noise(rounds))}
         return self.surface.between(points, log_noise(noise), searched)
 
     @cached_property
