@@ -278,6 +278,19 @@ def test_the_table_of_trained_layers_comes_from_the_kept_results():
         assert f"| DP-FedGD, {title} | {cells} |" in (DOCS / "train-layers.md").read_text()
 
 
+def test_the_table_of_methods_with_trained_layers_comes_from_the_kept_results():
+    page = (DOCS / "train-layers.md").read_text()
+    table = REPOSITORY / "results" / "reproduction" / "tail-cifar10-resnet20" / "tables" / "accuracy.csv"
+    with table.open() as file:
+        last = {(row["method"], float(row["epsilon"])): row for row in csv.DictReader(file)}
+    methods = {method for method, _ in last}
+    assert len(methods) == 8
+    for method in methods:
+        cells = [f"{float(last[method, eps]['mean']):.2f} ± {float(last[method, eps]['std']):.2f}" for eps in (1, 10)]
+        title = method.removesuffix(", bf16").replace("norm layers", "norm layers and the head")
+        assert f"| {title} | {' | '.join(cells)} |" in page
+
+
 def test_the_readme_is_short_and_links_the_terms_it_uses():
     text = (REPOSITORY / "README.md").read_text()
     assert len(text.split()) <= 700

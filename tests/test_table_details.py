@@ -26,7 +26,7 @@ from handmade_ledgers import (
 from orchestrator.report.tables import Results, render
 from orchestrator.report.tables.common import bold_best
 from orchestrator.report.tables.differences import Difference, difference, shown_p
-from orchestrator.report.tables.tuning import _seeds
+from orchestrator.report.tables.tuning import _rules, _seeds
 from orchestrator.results import frames
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.winners import CellResult
@@ -45,6 +45,14 @@ def results_of(folder) -> Results:
 
 # ---- a finished study
 
+
+def test_a_single_finalist_is_not_compared():
+    seeds = {"search": [1], "contest": [2], "confirm": [42]}
+    several, one = (_rules(study(search={"select": "contest", "finalists": n}, seeds=seeds))[0] for n in (3, 1))
+    assert several.startswith("The 3 configurations with the best")
+    assert "were compared again on" in several
+    assert one.startswith("The configuration with the best")
+    assert "won, and ran again on" in one
 
 def test_a_finished_study_has_no_caveats(tmp_path):
     """DP-FedGD scores 41.5 at both budgets, DP-FedAdam 50.5; both score 50 on the validation rows. Validation is

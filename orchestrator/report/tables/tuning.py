@@ -130,11 +130,13 @@ def _rules(study: Study) -> list[str]:
         best = "best" if len(by) == 1 else "best mean"
         text = f"the {best} {objective.title} {objective.evaluated_on} after the last round (search {_seeds(by)})"
         if select == "contest" and seeds.contest:
-            rules.append(
-                f"{name}The {study.search.finalists} configurations with {text} were compared again on "
-                f"{_seeds(seeds.contest)}. {_contest_rule(study)} Validation: the winner's mean and standard deviation "
-                "there."
+            again = (
+                f"{name}The configuration with {text} won, and ran again on {_seeds(seeds.contest)}."
+                if study.search.finalists == 1
+                else f"{name}The {study.search.finalists} configurations with {text} were compared again on "
+                f"{_seeds(seeds.contest)}. {_contest_rule(study)}"
             )
+            rules.append(f"{again} Validation: the winner's mean and standard deviation there.")
         else:
             rules.append(f"{name}The configuration with {text} won; ties go to the lower validation loss.")
     return rules
