@@ -3,7 +3,8 @@
 A rule chooses a configuration between two searched budgets, without a trial there. `straight` is the line between the
 scores at the neighbouring budgets, `curve` interpolates over all of them, and `process` asks the Gaussian process.
 `straight - d` subtracts a standard deviation, with a part that is d times the difference of the neighbours' scores.
-`lower neighbour` is the lower of the two scores, and `cautious` the rule of the product.
+`lower neighbour` is the lower of the two scores, `lower - 1` the same with a standard deviation subtracted from each,
+and `cautious` the rule of the product.
 docs/design-notes.md has the results."""
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ def choices(replay: Replay, budget: int) -> dict[str, int]:
             deviation, 2 * min(share, 1 - share) * doubt * (low - high)
         )
     found["lower neighbour"] = np.minimum(low, high)
+    found["lower - 1"] = np.minimum(low - low_deviation, high - high_deviation)
     found["cautious"] = replay.expected(budget).cautious
     return {rule: highest(values, 1)[0] for rule, values in found.items()}
 

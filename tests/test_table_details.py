@@ -54,6 +54,7 @@ def test_a_single_finalist_is_not_compared():
     assert one.startswith("The configuration with the best")
     assert "won, and ran again on" in one
 
+
 def test_a_finished_study_has_no_caveats(tmp_path):
     """DP-FedGD scores 41.5 at both budgets, DP-FedAdam 50.5; both score 50 on the validation rows. Validation is
     50 - 41.5 and 50 - 50.5 above test, twice each: 4 on average."""

@@ -1,10 +1,10 @@
 """The regret of search strategies: how far their choices are from the best configuration, in points of test accuracy.
 
-Every cell is searched repeatedly with different seeds, by each strategy and selection rule, each with its default
-number of configurations. With `warm_start` it is searched once more, and the best configurations of neighbouring eps
-join its contest. All choices and all finalists are then trained with many seeds that no search used, and evaluated on
-the test rows. The regret of a choice is the difference between its mean and the best of all means. The best mean is
-itself a maximum over noisy means, so regrets are overestimated rather than underestimated.
+Every cell is searched repeatedly with different seeds and validation rows, by each strategy and selection rule, each
+with its default number of configurations. With `warm_start` it is searched once more, and the best configurations of
+neighbouring eps join its contest. All choices and all finalists are then trained with many seeds that no search used,
+and evaluated on the test rows. The regret of a choice is the difference between its mean and the best of all means. The
+best mean is itself a maximum over noisy means, so regrets are overestimated rather than underestimated.
 
 Packs run in this process, without Ray.
 """
@@ -195,6 +195,7 @@ def _study(options: RegretOptions, method: str, repetition: int, *, warm: bool) 
             "methods": [{"name": method, **options.space}],
             "defaults": "paper",
             "epsilons": list(options.epsilons),
+            "validation": {"seed": repetition},
             "seeds": {
                 "search": [start + k for k in range(1, options.search_seeds + 1)],
                 "contest": [start + 100 + k for k in range(1, options.contest_seeds + 1)],
@@ -287,8 +288,8 @@ def _cell_regrets(
 
 def difference(reference: Mapping[int, Evaluated], ours: Mapping[int, Evaluated]) -> dict[str, float]:
     """The mean regret of `ours` minus that of `reference`, over the repetitions in which both have a winner, and its
-    standard error. The error combines those over repetitions, evaluation seeds and test rows, all of which are drawn at
-    random."""
+    standard error. The error combines those over repetitions, each with its own search seeds and validation rows, over
+    evaluation seeds and over test rows, all of which are drawn at random."""
     pairs = [(reference[number], ours[number]) for number in sorted(reference.keys() & ours.keys())]
     by_repetition = [fmean(theirs.scores) - fmean(own.scores) for theirs, own in pairs]
     by_seed = np.mean([np.subtract(theirs.scores, own.scores) for theirs, own in pairs], axis=0)

@@ -28,8 +28,9 @@ TRIAL_NOISE, TRIAL_ROWS = 0.7, 5000
 DOUBT = 0.1
 """Standard deviation of the interpolation half way between two budgets, relative to the difference of their scores."""
 CAUTIOUS = 0.25
-"""A fraction of the distance between two budgets. At least this far from both, the cautious score is the lower one of
-the two budgets."""
+"""A fraction of the distance between two budgets. Closer than this to one of them, its score counts more."""
+STEEP = 20.0
+"""Difference between the scores at two budgets, in points, from which the lower one counts between them."""
 FLOOR = 0.01
 """Noise multipliers far below this count as no noise."""
 
@@ -65,8 +66,8 @@ class Expected(NamedTuple):
     score: Array
     deviation: Array
     cautious: Array
-    """The value to choose by. At a searched budget: the score minus one standard deviation. Between two budgets: the
-    lower of their two values; close to one of them, a weighted mean of that and the value of the nearer budget."""
+    """The value to choose by. At a searched budget: the score minus one standard deviation. Between two budgets: a
+    value between the straight line through theirs and the lower of them; the more they differ, the nearer to that."""
 
 
 class Surface:
@@ -171,7 +172,8 @@ class Surface:
 
         Scores are interpolated between the budgets, configuration by configuration. The process alone can be far off
         there: the best configuration at one budget may fail at the next one, and no length scale fits so steep a
-        decline. A configuration that is good at both budgets is safe, because scores fall as the noise grows."""
+        decline. A configuration that is good at both budgets is safe, because scores fall as the noise grows; one that
+        is much worse at one of them may already be as bad between."""
         order = sorted(searched, key=searched.__getitem__)
         where = np.array([searched[number] for number in order])
         known = [self.expected(points, searched[number], number) for number in order]
@@ -185,8 +187,10 @@ class Surface:
         deviation = np.hypot(of_trials, 2 * inside * DOUBT * (low.score - high.score))
         curve = PchipInterpolator(where, np.array([own.score for own in known]), axis=0)
         at = float(np.clip(noise, where[0], where[-1]))
-        caution, nearest = min(1.0, inside / CAUTIOUS), low if share < 0.5 else high
-        cautious = caution * np.minimum(low.cautious, high.cautious) + (1 - caution) * nearest.cautious
+        line = (1 - share) * low.cautious + share * high.cautious
+        decline = np.abs(low.cautious - high.cautious) / (STEEP * self.unit)
+        caution = np.minimum(1, decline) * min(1.0, inside / CAUTIOUS)
+        cautious = line + caution * (np.minimum(low.cautious, high.cautious) - line)
         return Expected(np.asarray(curve(at)), deviation, cautious)
 
 
