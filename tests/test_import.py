@@ -367,6 +367,11 @@ def test_declared_classes_may_have_no_row(tmp_path):
 
 BAD_TABLES = {
     "no label": ("x,y\n1,a\n", {"label": "z"}, r"has no column 'z'; it has: 'x', 'y'"),
+    "no columns": (
+        "x,y\n1,a\n",
+        {"columns": {"u": {}, "x": {}, "v": {}}},
+        "has no columns 'u', 'v'; it has: 'x', 'y'",
+    ),
     "missing label": ("x,y\n1,a\n2,\n", {}, "the label 'y' is missing in row 2"),
     "undeclared class": ("x,y\n1,a\n2,d\n", {"classes": ["a", "b"]}, "label 'd' in row 2 is not a declared class"),
     "text": ("x,c,y\n1,u,a\n", {}, r"column 'c' holds text, 'u' in row 1, not a number; declare its categories"),

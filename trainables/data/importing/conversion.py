@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +17,8 @@ from trainables.errors import UserError
 
 MISSING = {"", "na", "n/a", "nan", "null", "none", "?"}
 """Texts that stand for a missing number, in lower or upper case. In a column of categories only "" is missing."""
+SHOWN = 20
+"""Names of columns in a message."""
 OUTWEIGHS = 10.0  # times the median column's standard deviation
 
 
@@ -155,9 +157,17 @@ def convert_new_rows(source: str, schema: Schema) -> tuple[NDArray[np.float32], 
 
 
 def column_of(source: str, table: Table, name: str) -> NDArray:
-    if name not in table:
-        raise UserError(f"data {source} has no column {name!r}; it has: {', '.join(map(repr, list(table)[:20]))}")
+    _check_columns(source, table, [name])
     return table[name]
+
+
+def _check_columns(source: str, table: Table, names: Iterable[str]) -> None:
+    if missing := [repr(name) for name in names if name not in table]:
+        plural = "s" if len(missing) > 1 else ""
+        raise UserError(
+            f"data {source} has no column{plural} {', '.join(missing[:SHOWN])}; "
+            f"it has: {', '.join(map(repr, list(table)[:SHOWN]))}"
+        )
 
 
 def _columns(source: str, table: Table, schema: Schema, found: Converted) -> dict[str, Column]:
@@ -167,8 +177,7 @@ def _columns(source: str, table: Table, schema: Schema, found: Converted) -> dic
         if not others:
             raise UserError(f"data {source} has no column that could be a feature")
         return dict.fromkeys(others, Column())
-    for name in schema.columns:
-        column_of(source, table, name)
+    _check_columns(source, table, schema.columns)
     found.unused = [name for name in others if name not in schema.columns]
     return dict(schema.columns)
 
