@@ -44,15 +44,16 @@ def _is_transient(error: Exception) -> bool:
 
 
 def _text(what: str, error: Exception) -> str:
-    """The traceback begins where code of the user was called. An exception without such code is shown whole."""
+    """The traceback begins where code of the user was called. Without such code there is only the sentence."""
     frames = list(traceback.extract_tb(error.__traceback__))
     of_user = [i for i, frame in enumerate(frames) if _is_of_user(frame.filename)]
     last = frames[of_user[-1] if of_user else -1]
-    frames = frames[of_user[0] if of_user else 0 :]
     place = f"{last.filename}, line {last.lineno}"
     message = " ".join(str(error).split())
     sentence = f"{what} raised {type(error).__name__}{': ' if message else ''}{message[:500]} ({place})"
-    trace = "".join(["Traceback (most recent call last):\n", *traceback.format_list(frames)])
+    if not of_user:
+        return sentence
+    trace = "".join(["Traceback (most recent call last):\n", *traceback.format_list(frames[of_user[0] :])])
     return f"{sentence}\n{trace}{type(error).__name__}: {error}"
 
 

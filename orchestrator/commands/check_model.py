@@ -12,6 +12,9 @@ from orchestrator.console import echo, emit_json
 
 def check_model(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Model as in a study, for example low-rank:8.")],
+    features: Annotated[
+        int, typer.Option(min=1, help="Features of the rows; a network may need a number of them.")
+    ] = 6,
     json: Json = False,
 ) -> None:
     """Run the contract tests of a model. They cover shapes, gradient, lanes, clip and training; exits with 1 on
@@ -19,7 +22,8 @@ def check_model(
     from trainables.audit import model_contract
 
     results = []
-    for result in model_contract.run_checks(model, lambda check: echo(f"{check}: ", nl=False, err=json)):
+    checks = model_contract.run_checks(model, lambda check: echo(f"{check}: ", nl=False, err=json), features=features)
+    for result in checks:
         results.append(result)
         echo(f"FAILED: {result.failure}" if result.failure else "passed", err=json)
     failed = [result for result in results if result.failure]

@@ -24,6 +24,7 @@ from orchestrator.study.cells import Cell, PreparedStudy
 from trainables import plugins
 from trainables.errors import UserError
 from trainables.federation.trial_spec import TrialSpec
+from trainables.models.network_settings import is_network
 
 OPEN_TRIALS = 100_000  # further searches start only while fewer trials are open: a waiting trial takes 1 KB
 
@@ -248,7 +249,7 @@ class Sweep:
         if recorded != keys[: len(recorded)]:
             raise UserError(
                 f"strategy {search.variant.strategy.name} proposes other trials for stage {stage} of "
-                f"{search.cell.name!r} than this folder holds: {self._reason_for_change(search)}"
+                f"{search.cell.name!r} than this folder holds: {self._reason_for_change(search, trials)}"
             )
         if len(recorded) < len(keys):
             self.ledger.add_stage(search.cell.id, search.variant.name, stage, keys, start)
@@ -260,11 +261,13 @@ class Sweep:
         changed = plugins.changed(self.ledger.plugin_code())
         return bool(changed) and any(trial.code for trial in trials) and not strategy_is_plugin
 
-    def _reason_for_change(self, search: CellSearch) -> str:
+    def _reason_for_change(self, search: CellSearch, trials: Sequence[TrialSpec]) -> str:
         if changed := plugins.changed(self.ledger.plugin_code()):
             return f"plug-in {', '.join(changed)} has changed; restore it or choose another folder"
         if plugins.code_hash(type(search.variant.strategy).__module__):
             return "its proposals may depend only on the task and the history"
+        if is_network(trials[0].problem.model):
+            return "their network had other weights, or another version of fedsweep ran them; choose another folder"
         return "another version of fedsweep ran them; choose another folder"
 
 

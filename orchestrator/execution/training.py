@@ -150,7 +150,7 @@ def prepare(
                 *(preprocess, privacy, ready.partition.sizes, data.features), allowed=can_be_centred
             ),
             "metrics": further,
-            "code": code_of(trial["method"], problem, further),
+            "code": code_of(*(trial["method"], problem, further), features=data.features, classes=data.classes),
         }
     )
     return Training(spec, ready, check(spec, ready), shown=tuple(shown))

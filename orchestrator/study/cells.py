@@ -47,6 +47,7 @@ class Setting:
     sizes: tuple[int, ...]
     """Rows per client in the search."""
     features: int
+    classes: int
     can_be_centred: bool
     """Whether the model allows centred and scaled features."""
 
@@ -86,8 +87,11 @@ class Cell:
 
     @cached_property
     def _code(self) -> str:
-        """Hash of the plug-ins' code. The first problem stands for all: they share model and kind of partition."""
-        return code_of(self.method.name, next(iter(self._search_problems.values())), self.study.trial_metrics)
+        """Hash of the plug-ins' code and a network's weights. The first problem stands for all: they share model and
+        kind of partition."""
+        problem, setting = next(iter(self._search_problems.values())), self.setting
+        names = self.study.trial_metrics
+        return code_of(self.method.name, problem, names, features=setting.features, classes=setting.classes)
 
     @cached_property
     def _preprocess(self) -> Preprocess:
@@ -332,6 +336,7 @@ def _setting(
         by_role["confirm"],
         sizes=tuple(problems[first.key].partition.sizes),
         features=loaded.features,
+        classes=loaded.classes,
         can_be_centred=getattr(model_of_first, "linear_in_features", True),
     )
 

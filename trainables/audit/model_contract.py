@@ -12,7 +12,9 @@ from trainables import models
 from trainables.models import Model
 from trainables.models.shard import Shard
 
-FEATURES, CLASSES, ROWS, LANES = 6, 3, 48, 3
+FEATURES = 6
+"""Default number of features."""
+CLASSES, ROWS, LANES = 3, 48, 3
 CLIP = 0.5
 ROUNDING = 1e-6  # relative error of a norm in float32
 TOLERANCE = 1e-2  # error of a numerical derivative in float32, relative to the largest derivative in any direction
@@ -25,34 +27,37 @@ class Result:
     """Empty if the check passed."""
 
 
-def run_checks(name: str, announce: Callable[[str], None] = lambda check: None) -> Iterator[Result]:
+def run_checks(
+    name: str, announce: Callable[[str], None] = lambda check: None, *, features: int = FEATURES
+) -> Iterator[Result]:
     """Run all checks of a model. An exception counts as a failure. `name`: as in a study, such as `mlp:64`. `announce`:
     is called with the title of each check before it runs."""
-    model = models.parse(name, features=FEATURES, classes=CLASSES)
+    model = models.parse(name, features=features, classes=CLASSES)
+    rows = _rows(model, features)
     for check in (_shapes, _gradient, _lanes, _clip, _training):
         title = (check.__doc__ or "").partition(".")[0]
         announce(title)
         try:
-            yield Result(title, check(model))
+            yield Result(title, check(model, rows))
         except Exception as error:  # a model of a plug-in may raise anything
             yield Result(title, f"{type(error).__name__}: {error}".splitlines()[0])
 
 
-def _rows() -> Shard:
+def _rows(model: Model, features: int) -> Shard:
     random = np.random.default_rng(0)
     labels = np.arange(ROWS) % CLASSES
-    centres = 2 * random.normal(size=(CLASSES, FEATURES))
-    x = (centres[labels] + random.normal(size=(ROWS, FEATURES))).astype(np.float32)
-    return Shard.build([(x, labels)])
+    centres = 2 * random.normal(size=(CLASSES, features))
+    x = (centres[labels] + random.normal(size=(ROWS, features))).astype(np.float32)
+    return Shard.build([(models.at_cut(model, x), labels)])
 
 
 def _theta(model: Model) -> torch.Tensor:
     return torch.stack([model.initial(seed) for seed in range(LANES)])
 
 
-def _shapes(model: Model) -> str:
+def _shapes(model: Model, shard: Shard) -> str:
     """Weights and scores have the declared shapes."""
-    theta, shard = _theta(model), _rows()
+    theta = _theta(model)
     if theta.shape != (LANES, model.dimension) or sum(model.blocks) != model.dimension:
         return f"the initial weights have shape {tuple(theta.shape[1:])}, expected ({model.dimension},)"
     scores = model.scores(shard.x[0], theta[0])
@@ -61,9 +66,9 @@ def _shapes(model: Model) -> str:
     return "" if torch.isfinite(scores).all() else "with the initial weights, a score is not finite"
 
 
-def _gradient(model: Model) -> str:
+def _gradient(model: Model, shard: Shard) -> str:
     """The gradient is the derivative of the evaluated loss."""
-    shard, theta = _rows(), _theta(model)
+    theta = _theta(model)
     total, _ = model.clipped_gradient_sum(shard, theta, torch.full((LANES,), 1e9))
     direction = torch.from_numpy(np.random.default_rng(1).normal(size=model.dimension)).to(theta)
     step = 1e-2 / direction.norm()
@@ -75,9 +80,9 @@ def _gradient(model: Model) -> str:
     return "" if worst < TOLERANCE else f"the gradient differs from a numerical derivative by a fraction of {worst:.2g}"
 
 
-def _lanes(model: Model) -> str:
+def _lanes(model: Model, shard: Shard) -> str:
     """A lane gives the same bits alone and with other lanes."""
-    shard, theta, clip = _rows(), _theta(model), torch.full((LANES,), CLIP)
+    theta, clip = _theta(model), torch.full((LANES,), CLIP)
     together, _ = model.clipped_gradient_sum(shard, theta, clip)
     loss, _ = model.evaluate(shard, theta)
     for lane in range(LANES):
@@ -90,12 +95,11 @@ def _lanes(model: Model) -> str:
     return ""
 
 
-def _clip(model: Model) -> str:
+def _clip(model: Model, shard: Shard) -> str:
     """No row contributes more than the clip."""
     theta, clip = 3 * _theta(model), torch.full((LANES,), CLIP)
-    whole = _rows()
     for row in range(ROWS):
-        x, labels = whole.x[0, row : row + 1, :-1].numpy(), whole.y[0, row : row + 1].numpy()
+        x, labels = shard.x[0, row : row + 1, :-1].numpy(), shard.y[0, row : row + 1].numpy()
         one, _ = model.clipped_gradient_sum(Shard.build([(np.float32(1e3) * x, labels)]), theta, clip)
         longest = float(one.norm(dim=2).max())
         if not longest <= CLIP * (1 + ROUNDING):
@@ -103,9 +107,9 @@ def _clip(model: Model) -> str:
     return ""
 
 
-def _training(model: Model) -> str:
+def _training(model: Model, shard: Shard) -> str:
     """Gradient steps reduce the loss."""
-    shard, theta, clip = _rows(), _theta(model), torch.full((LANES,), 1e9)
+    theta, clip = _theta(model), torch.full((LANES,), 1e9)
     before, _ = model.evaluate(shard, theta)
     for _ in range(20):
         total, _ = model.clipped_gradient_sum(shard, theta, clip)

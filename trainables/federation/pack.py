@@ -194,8 +194,8 @@ def _check_secret(trial: TrialSpec) -> None:
         raise UserError(f"{at} is not available for {trial.method}, in which all clients take part in every round")
 
 
-def code_of(method: str, problem: ProblemSpec, metric_names: Sequence[str] = ()) -> str:
-    """Hash of the code of the plug-ins that a trial uses; empty without plug-ins."""
+def code_of(method: str, problem: ProblemSpec, metric_names: Sequence[str], *, features: int, classes: int) -> str:
+    """Hash of the code of the plug-ins that a trial uses, and of the weights of its network; empty without both."""
     sources = (
         type(methods.get(method)),
         models.defined_by(problem.model),
@@ -203,7 +203,7 @@ def code_of(method: str, problem: ProblemSpec, metric_names: Sequence[str] = ())
         *(type(metrics.get(name)) for name in metric_names),
     )
     codes = [plugins.code_hash(source.__module__) for source in sources if source]
-    return "+".join(filter(None, [*codes, models.weights_hash(problem.model)]))
+    return "+".join(filter(None, [*codes, models.weights_hash(problem.model, features=features, classes=classes)]))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,10 @@ import torch
 
 from trainables.files import PRIVATE, PUBLIC, replacing
 
-NAMES = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64", torch.bool: "BOOL", torch.uint8: "U8"}
+NAMES = {
+    **{torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32", torch.float64: "F64", torch.bool: "BOOL"},
+    **{torch.uint8: "U8", torch.int8: "I8", torch.int16: "I16", torch.int32: "I32", torch.int64: "I64"},
+}
 
 
 def write(path: Path, arrays: Mapping[str, torch.Tensor], metadata: Mapping[str, str], *, private: bool) -> None:
@@ -19,7 +22,7 @@ def write(path: Path, arrays: Mapping[str, torch.Tensor], metadata: Mapping[str,
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     parts, end = [], 0
     for name, value in arrays.items():
-        content = value.detach().cpu().contiguous().numpy().tobytes()
+        content = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
         start, end = end, end + len(content)
         header[name] = {"dtype": NAMES[value.dtype], "shape": list(value.shape), "data_offsets": [start, end]}
         parts.append(content)

@@ -91,13 +91,13 @@ def defined_by(text: str) -> Callable[..., Any] | None:
     return NETWORKS.get(NetworkSettings.parse(text).network)
 
 
-def weights_hash(text: str) -> str:
-    """Hash of the weights of a packaged network; empty for other models."""
+def weights_hash(text: str, *, features: int, classes: int) -> str:
+    """Hash of the weights that a network starts from; empty for other models."""
     if not is_network(text):
         return ""
-    from trainables.models import networks  # imports torch
-
-    return networks.weights_hash(NetworkSettings.parse(text))
+    model = parse(text, features=features, classes=classes)
+    assert isinstance(model, NetworkModel)
+    return model.network.weights_hash
 
 
 def at_cut(model: Model, x: NDArray[np.float32], device: str = "cpu") -> NDArray[np.float32]:
@@ -127,8 +127,10 @@ def parse(text: str, *, features: int, classes: int) -> Model:
     if text == "poisson":
         return Poisson(features)
     if is_network(text):
+        from trainables.models import networks  # imports torch
+
         settings = NetworkSettings.parse(text)
-        return network_model(settings, features, classes, defined_by(text) or weights_hash(text))
+        return network_model(settings, features, classes, defined_by(text) or networks.file_hash(settings))
     if kind not in HEADS:
         plugins.load_all()
     if kind in HEADS:

@@ -1,18 +1,16 @@
 """Norms and weighted sums of per-example gradients with respect to one array of parameters.
 
-For large layers the gradients themselves are not stored:
+    Expanded    the gradients themselves: of norm layers, biases and LoRA factors, which are small
+    Outer       e a^T of a large layer, with one input a and one derivative e of its output per row; it is not stored,
+                and its norm is |e| |a|
 
-    Expanded    the gradients themselves, for arrays as small as a norm layer's scale
-    Product     e^T a, with a the input of a linear layer and e the derivative of its output, at T positions
+A layer that a row reaches at several positions has the sum of e_t a_t^T over the positions t as its gradient. This sum
+is formed row by row, before the rows are added up: its terms may be far larger than their sum, and a product over the
+positions of all rows would round the sums of other rows to the size of these terms.
 
-The squared norm of e^T a is computed as the sum over pairs of positions of <a_s, a_t> <e_s, e_t> (Li et al. 2022), or
-from the product itself, whichever takes fewer operations (Bu et al. 2022).
-
-Norms and sums are computed in float64 from the same numbers, which the forward and the backward pass may have computed
-in any precision. So the length of a clipped contribution exceeds the clip by a relative error of at most 2^-52 times
-the number of terms. Only the sum over pairs may cancel: its rounding error is at most 2^-52 times the number of terms
-times the square of the sum of |a_t| |e_t|. This bound is added to the sum. `MARGIN`, by which the clip is reduced,
-covers all other rounding for up to 2^30 terms.
+Norms and sums are computed in float64 from the same numbers, which may have been computed in any precision. So the
+length of a clipped contribution exceeds the clip by a relative error of at most 2^-52 times the number of terms.
+`MARGIN`, by which the clip is reduced, covers it for up to 2^30 terms.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ from typing import Protocol
 
 from trainables.lazy import torch
 
-ROUNDING = 2.0**-52
 MARGIN = 2.0**-20
 
 
@@ -32,7 +29,7 @@ class Gradients(Protocol):
     """The gradients of n rows."""
 
     def squared_norms(self) -> torch.Tensor:
-        """(n,), float64; never below the true value by more than rounding."""
+        """(n,), float64."""
 
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
         """The sum of the gradients, each times its factor, flat; a gradient with factor 0 counts as 0."""
@@ -51,25 +48,25 @@ class Expanded:
 
 
 @dataclass(frozen=True)
-class Product:
-    inputs: torch.Tensor
-    """a: (n, T, inputs)"""
+class Outer:
     errors: torch.Tensor
-    """e: (n, T, outputs)"""
+    """e: (n, outputs)"""
+    inputs: torch.Tensor
+    """a: (n, inputs)"""
 
     def squared_norms(self) -> torch.Tensor:
-        a, e = self.inputs.double(), self.errors.double()
-        positions, per_pair, entries = a.shape[1], a.shape[2] + e.shape[2], a.shape[2] * e.shape[2]
-        if positions * per_pair > entries:
-            return (e.mT @ a).square().sum((1, 2))
-        of_inputs, of_errors = a @ a.mT, e @ e.mT
-        lengths = (of_inputs.diagonal(dim1=1, dim2=2) * of_errors.diagonal(dim1=1, dim2=2)).clamp(min=0).sqrt().sum(1)
-        rounding = (per_pair + positions**2) * ROUNDING * lengths.square() if positions > 1 else 0.0
-        return (of_inputs * of_errors).sum((1, 2)) + rounding
+        return self.errors.double().square().sum(1) * self.inputs.double().square().sum(1)
 
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
-        a, e = (_without_dropped(part.flatten(1), factors).view(part.shape) for part in (self.inputs, self.errors))
-        return ((e * factors.view(-1, 1, 1)).flatten(0, 1).mT @ a.flatten(0, 1)).flatten()
+        e, a = (_without_dropped(part, factors) for part in (self.errors, self.inputs))
+        return ((e * factors.unsqueeze(1)).T @ a).flatten()
+
+
+def of_product(errors: torch.Tensor, inputs: torch.Tensor) -> Gradients:
+    """The gradient of a matrix with these inputs and derivatives of its outputs: (n, size), or (n, positions, size)."""
+    if inputs.dim() == 2:
+        return Outer(errors, inputs)
+    return Expanded((errors.float().mT @ inputs.float()).flatten(1))
 
 
 def joined(parts: Sequence[Gradients]) -> list[Gradients]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainables.models import kernels
-from trainables.models.gradients import Expanded, Gradients, Product
+from trainables.models.gradients import Expanded, Gradients, of_product
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm, nn.GroupNorm)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -52,12 +52,12 @@ class Layer(ABC):
     def merged(self) -> dict[str, Tensor]:
         """The parameters of a plain module that computes the same as this layer, by name."""
 
-    def __call__(self, x: Tensor) -> Tensor:
-        out = self.compute(x)
+    def __call__(self, input: Tensor) -> Tensor:  # as torch names it
+        out = self.compute(input)
         if self.recording:
             if not out.requires_grad:  # the first trained layer: autograd starts here
                 out = out + torch.zeros((), dtype=out.dtype, device=out.device, requires_grad=True)
-            self.inputs.append(x.detach())
+            self.inputs.append(input.detach())
             self.outputs.append(out)
         return out
 
@@ -169,13 +169,13 @@ class LinearLayer(Layer):
         found: list[Gradients] = []
         if self.bias:
             linear = isinstance(self.module, nn.Linear)
-            rows = _positions(error) if linear else error.flatten(2).mT
-            found.append(Expanded(rows.float().sum(1) * self.scale))
+            rows = (_positions(error) if linear else error.flatten(2).mT).float()
+            found.append(Expanded((rows.sum(1) if rows.dim() > 2 else rows) * self.scale))
         if self.rank:
             down, up = self._factors(x)
             inputs, errors = _positions(x), _positions(error).float() * self.lora_scale
-            found.append(Product(inputs, errors @ up.float()))
-            found.append(Product(functional.linear(inputs, down), errors))
+            found.append(of_product(errors @ up.float(), inputs))
+            found.append(of_product(errors, functional.linear(inputs, down)))
         return found
 
     def merged(self) -> dict[str, Tensor]:
@@ -213,5 +213,5 @@ def _channels(values: Tensor, like: Tensor) -> Tensor:
 
 
 def _positions(values: Tensor) -> Tensor:
-    """(n, ..., size) as (n, T, size)."""
-    return values.flatten(1, -2) if values.dim() > 2 else values.unsqueeze(1)
+    """(n, size) as it is, and (n, ..., size) as (n, positions, size)."""
+    return values.flatten(1, -2) if values.dim() > 2 else values

@@ -15,17 +15,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainables.errors import UserError
 from trainables.lazy import torch
 from trainables.models.clipping import factors_
 from trainables.models.gradients import MARGIN
 from trainables.models.head import Head
 from trainables.models.network_settings import NetworkSettings
 from trainables.models.shard import Diagnostics, Shard
+from trainables.plugin_errors import plugin_errors
 
 CELLS = {"cpu": 1 << 22, "cuda": 1 << 30}
 """Largest total size of the trained layers' outputs for a block of rows."""
+ALL_CELLS = 8  # times as large may be the outputs of all layers, most of which are not kept
 LARGEST_BLOCK = 1 << 14  # rows
-PROBED = 3  # rows that check the network
 RECORDED_BYTES = 8  # memory that a recording keeps for every number in the outputs of a block's layers
 RECORDED_SHARE = 0.125  # largest share of a GPU's memory for a recording
 RECORDED_BLOCKS = 64  # largest number of blocks of rows in a recording: each has hundreds of kernels per lane
@@ -46,9 +48,10 @@ class NetworkModel(Head):
 
         super().__init__(settings.text, features, classes)
         self.settings = settings
-        self.network = networks.load(settings, features, classes)
         self._tails: dict[tuple[str, torch.dtype], Any] = {}
-        self._measure()
+        with plugin_errors(f"network {settings.network!r} for rows of {features} features"):
+            self.network = networks.load(settings, features, classes)
+            self._measure()
 
     def configured(self, hyperparameters: Mapping[str, Any]) -> NetworkModel:
         """The model with those hyperparameters of a trial that belong to it."""
@@ -64,19 +67,21 @@ class NetworkModel(Head):
         return {**vars(self), "_tails": {}}
 
     def _measure(self) -> None:
-        """Run a few rows to check the network and to measure its sizes."""
+        """Check the network, and measure its sizes."""
+        from trainables.models import network_check  # imports torch
+
         tail = self._tail("cpu", torch.float32)
         self._shapes = tail.shapes(self.classes)
-        rows = torch.from_numpy(np.random.default_rng(0).random((PROBED, self.features), dtype=np.float32))
-        arrays = self.arrays(self.initial(0) + 0.1)  # not at zero, where LoRA factors have no gradient
-        with torch.no_grad():
-            x = tail.prefix(rows)
-            self.cut_shape = tuple(x.shape[1:])
-            forward = tail.check(x, arrays)
-        self.operations = 2.0 * forward.operations / PROBED + 4.0 * self.dimension
+        trained = 0.1 * torch.randn(self.dimension, generator=torch.Generator().manual_seed(0))
+        try:
+            forward = network_check.checked(tail, self.arrays(self.initial(0) + trained), self.features)
+        except UserError as error:
+            raise UserError(f"network {self.settings.network!r}: {error}") from None
+        self.cut_shape = forward.cut_shape
+        self.operations = 2.0 * forward.operations + 4.0 * self.dimension
         """Operations for one row in a round: a forward pass, and a backward pass through the same frozen weights."""
-        self._values_per_row = max(1, forward.trained_values // PROBED)
-        self._activations_per_row = forward.values // PROBED
+        self._trained_values = max(1, forward.trained_values)
+        self._values = max(1, forward.values)
         self.layers = forward.layers + 1
         """Number of layers that are computed in every round, with the head."""
 
@@ -169,7 +174,10 @@ class NetworkModel(Head):
 
     def state_dict(self, weights: torch.Tensor) -> dict[str, torch.Tensor]:
         """The state dict of the plain torch module with these weights."""
-        return self._tail("cpu", torch.float32).merged(self.arrays(weights))
+        found: dict[str, torch.Tensor] = (
+            self._tail("cpu", torch.float32).plain(self.arrays(weights)).module.state_dict()
+        )
+        return found
 
     def can_be_recorded(self, shard: Shard) -> bool:
         """Whether gradient sums of these rows can be recorded as a CUDA graph. A graph keeps the memory of a block's
@@ -177,7 +185,7 @@ class NetworkModel(Head):
         A plug-in's network may wait for the device, which a recording cannot."""
         from trainables.data.backbones import BACKBONES  # imports torch
 
-        values = min(shard.rows, self._block("cuda")) * self._activations_per_row
+        values = min(shard.rows, self._block("cuda")) * self._values
         memory = torch.cuda.get_device_properties(shard.x.device).total_memory
         fits = RECORDED_BYTES * values <= RECORDED_SHARE * memory and len(list(self._blocks(shard))) <= RECORDED_BLOCKS
         return self.settings.network in BACKBONES and shard.clients > 1 and fits
@@ -206,14 +214,15 @@ class NetworkModel(Head):
 
     def _block(self, device: str) -> int:
         """Rows of a block, a power of two."""
-        fits = CELLS[device] // self._values_per_row
+        fits = min(CELLS[device] // self._trained_values, ALL_CELLS * CELLS[device] // self._values)
         return min(LARGEST_BLOCK, 1 << max(3, fits.bit_length() - 1))
 
     def _blocks(self, shard: Shard) -> Iterator[tuple[int, slice]]:
-        """Blocks of rows of every client, without the padding, which comes last. A sample is computed with its padding:
-        algorithms are chosen, and round, by the number of rows, so it must be a public number."""
+        """Blocks of rows of every client, without the padding, which comes last. A sample is computed with its padding,
+        and rows that are not finite are computed, too: algorithms are chosen, and round, by the number of rows, so it
+        must be a public number."""
         step = self._block(shard.x.device.type)
-        counts = [shard.rows] * shard.clients if shard.is_sample else shard.row_counts
+        counts = [shard.rows] * shard.clients if shard.is_sample else shard.public_sizes
         for client, count in enumerate(counts):
             for start in range(0, count, step):
                 yield client, slice(start, min(start + step, count))

@@ -57,6 +57,8 @@ class NetworkSettings:
             one_of(KINDS, **{"model: train": kind})
         if "head" not in self.train:
             raise UserError(f"model: train = {'+'.join(self.train)} lacks the head, which has to learn the classes")
+        if pattern := next((name for name in self.train if name.startswith("head:")), None):
+            raise UserError(f"model: train = {pattern}: the head is one layer and takes no pattern")
         if len(set(self.train)) < len(self.train):
             raise UserError(f"model: train = {'+'.join(self.train)} names a kind twice")
         for name in HYPERPARAMETERS[:-1]:
@@ -71,19 +73,23 @@ class NetworkSettings:
     def with_hyperparameters(self, given: Mapping[str, Any]) -> NetworkSettings:
         """The settings with those hyperparameters of a trial that belong to the model."""
         own = {name: given[name] for name in HYPERPARAMETERS if name in given}
+        self._check_trained(own)
+        return replace(self, **own)
+
+    def _check_trained(self, hyperparameters: Mapping[str, Any]) -> None:
+        """Raise if one of them belongs to a kind that does not train."""
         trained = {name.partition(":")[0] for name in self.train}
-        for name in own:
+        for name, value in hyperparameters.items():
             kind = "lora" if name == "rank" else name.removesuffix("_scale")
             if kind not in trained:
-                raise UserError(f"{name} = {own[name]}: model = {self.text!r} trains no {kind} parameters")
-        return replace(self, **own)
+                raise UserError(f"{name} = {value}: model = {self.text!r} trains no {kind} parameters")
 
     @property
     def text(self) -> str:
         """As in a trial's specification: settings at their defaults are left out, except for the cut and the kinds."""
         values = {field.name: getattr(self, field.name) for field in fields(self)[1:]}
         stated = {
-            field.name: f"{values[field.name]:g}" if isinstance(field.default, float) else values[field.name]
+            field.name: _shortest(values[field.name]) if isinstance(field.default, float) else values[field.name]
             for field in fields(self)[3:]
             if values[field.name] != field.default
         }
@@ -107,18 +113,20 @@ class NetworkSettings:
         known = {field.name: field for field in fields(cls)}
         for name in given:
             one_of(known, **{"model: key": str(name)})
-        values = dict(given)
-        if isinstance(values.get("cut", ""), type(None)):
-            values["cut"] = NO_CUT
-        if isinstance(values.get("train"), str):
-            values["train"] = [values["train"]]
-        values["train"] = tuple(map(str, values.get("train", known["train"].default)))
-        for name in HYPERPARAMETERS:
-            if name in values:
-                values[name] = _number(name, values[name], whole=name == "rank")
+        values = {name: value for name, value in given.items() if value is not None}
+        kinds = values.get("train", known["train"].default)
+        kinds = [kinds] if isinstance(kinds, str) else kinds
+        if not isinstance(kinds, list | tuple) or not all(isinstance(kind, str) for kind in kinds):
+            raise UserError(f"model: train = {kinds!r} is not a list of kinds such as [norm, head]")
+        values["train"] = tuple(kinds)
+        numbers = [name for name in HYPERPARAMETERS if name in values]
+        for name in numbers:
+            values[name] = _number(name, values[name], whole=name == "rank")
         for name in ("network", "cut", "weights"):
             values[name] = str(values.get(name, known[name].default if name != "network" else ""))
-        return cls(**values)
+        settings = cls(**values)
+        settings._check_trained({name: values[name] for name in numbers})
+        return settings
 
 
 def is_network(text: str) -> bool:
@@ -130,6 +138,11 @@ def _number(name: str, value: Any, whole: bool) -> float | int:
         number = float(value)
     except (TypeError, ValueError):
         raise UserError(f"model: {name} = {value!r} is not a number") from None
-    if whole and number != int(number):
+    if whole and not number.is_integer():
         raise UserError(f"model: {name} = {value!r} is not a whole number")
     return int(number) if whole else number
+
+
+def _shortest(value: float) -> str:
+    """With as many digits as it needs."""
+    return short if float(short := f"{value:g}") == value else repr(value)

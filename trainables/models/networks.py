@@ -7,12 +7,14 @@ takes rows of features.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from trainables import plugins
@@ -23,7 +25,6 @@ from trainables.data.sources.catalogue import WEIGHTS
 from trainables.errors import LOAD_A_PLUGIN, UserError
 from trainables.files import current_folder
 from trainables.models.network_settings import NETWORKS, NetworkSettings
-from trainables.plugin_errors import plugin_errors
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,20 @@ class Network:
 
     module: nn.Module
     stages: dict[str, nn.Module]
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether a further first stage turns rows into the module's images."""
+        return isinstance(next(iter(self.stages.values()), None), Pixels)
+
+    @cached_property
+    def weights_hash(self) -> str:
+        """Hash of all parameters and buffers."""
+        found = hashlib.sha256()
+        for name, value in self.module.state_dict().items():
+            found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+            found.update(value.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        return found.hexdigest()[:16]
 
 
 class Pixels(nn.Module):
@@ -54,17 +69,17 @@ def load(settings: NetworkSettings, features: int, classes: int) -> Network:
         raise UserError(f"network = {name!r} is unknown; choose one of: {', '.join(known)}{LOAD_A_PLUGIN}")
     if settings.weights:
         raise UserError(f"weights = {settings.weights!r}: the plug-in that defines network {name!r} loads its weights")
-    with plugin_errors(f"network {name!r}"):
-        module = NETWORKS[name](features, classes)
-        stages = module.stages() if hasattr(module, "stages") else dict(module.named_children())
+    module = NETWORKS[name](features, classes)
     if not (isinstance(module, nn.Sequential) or hasattr(module, "stages")):
         raise UserError(f"network {name!r} must be a torch.nn.Sequential, or have a method `stages` that returns one")
+    module = module.float()
+    stages = module.stages() if hasattr(module, "stages") else module
     return Network(module, dict(stages.named_children()) if isinstance(stages, nn.Sequential) else dict(stages))
 
 
 @cache
-def weights_hash(settings: NetworkSettings) -> str:
-    """Hash of the weights of a packaged network; empty for a plug-in's, whose code is hashed."""
+def file_hash(settings: NetworkSettings) -> str:
+    """Hash of the file of a packaged network's weights; empty for a plug-in's."""
     return backbones.weights_sha256(_weights_file(settings))[:16] if settings.network in backbones.BACKBONES else ""
 
 

@@ -217,10 +217,10 @@ class Shard:
         return torch.isfinite(self.norm[..., 0]).sum(1)
 
     @cached_property
-    def row_counts(self) -> list[int]:
-        """`real_rows`, on the CPU."""
-        counts: list[int] = self.real_rows.tolist()
-        return counts
+    def public_sizes(self) -> list[int]:
+        """`size`, on the CPU."""
+        sizes: list[int] = self.size.flatten().int().tolist()
+        return sizes
 
     @cached_property
     def largest_label(self) -> int:

@@ -6,40 +6,30 @@ import copy
 import fnmatch
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from trainables.errors import UserError
-from trainables.models.gradients import Gradients, Product, joined
+from trainables.models.gradients import Gradients, Outer, joined
 from trainables.models.layers import LINEAR, NORMS, WITH_BIAS, Layer, LinearLayer, NormLayer
 from trainables.models.network_settings import NO_CUT, NetworkSettings
 from trainables.models.networks import Network
 
 HEAD = "head"
-AGREEMENT = 1e-3  # relative tolerance of the gradients' squared norms, in single precision
-
-
-class ForwardPass(NamedTuple):
-    """Cost and sizes of a forward pass."""
-
-    operations: float
-    """Operations of the products with weights."""
-    trained_values: int
-    """Total size of the outputs of trained layers."""
-    values: int
-    """Total size of the outputs of all layers."""
-    layers: int
 
 
 class Tail:
     """Stages of a copy of the network, frozen and in evaluation mode. The last one is replaced by the trained head."""
 
     def __init__(self, settings: NetworkSettings, network: Network) -> None:
+        self.network = network
         module, stages = copy.deepcopy((network.module, network.stages))
         self.module = module
         names = list(stages)
+        if not names:
+            raise UserError(f"network = {settings.network!r} has no stages")
         last = stages[names[-1]]
         if not isinstance(last, nn.Linear):
             raise UserError(f"network = {settings.network!r}: its last stage {names[-1]!r} must be a torch.nn.Linear")
@@ -47,8 +37,12 @@ class Tail:
             raise UserError(
                 f"cut = {settings.cut!r} is no stage of {settings.network}; choose one of: none, {', '.join(names)}"
             )
-        start = names.index(settings.cut) if settings.cut != NO_CUT else names[0] == "pixels"
-        self.head = next(name for name, found in module.named_modules() if found is last)
+        start = names.index(settings.cut) if settings.cut != NO_CUT else int(network.takes_images)
+        if not any(found is last for found in module.modules()):
+            raise UserError(
+                f"network = {settings.network!r}: its last stage {names[-1]!r} is not a part of the module; `stages` "
+                "must return the module's own layers"
+            )
         self.inputs = last.in_features
         self.prefix = nn.Sequential(*(stages[name] for name in names[:start])).eval()
         self.body = nn.Sequential(*(stages[name] for name in names[start:-1])).eval()
@@ -62,12 +56,15 @@ class Tail:
             layer.module.forward = layer
 
     def to(self, device: str, dtype: torch.dtype) -> None:
-        """Move the network to a device, and its body to a dtype. The prefix and trained norm layers stay in float32."""
+        """Move the network to a device, and the floating-point numbers of its body to float32 or bfloat16. The prefix
+        and trained norm layers stay in float32."""
         norms = [layer.module for layer in self.layers if isinstance(layer, NormLayer)]
         exact = [copy.deepcopy(norm.state_dict()) for norm in norms]
         self.module.to(device=device)
         self.prefix.to(device=device)
-        self.body.to(device=device, dtype=dtype)
+        self.body.to(device=device)
+        if dtype == torch.bfloat16:
+            self.body.bfloat16()
         for norm, state in zip(norms, exact, strict=True):
             norm.float().load_state_dict(state)
 
@@ -105,7 +102,7 @@ class Tail:
         losses = torch.nn.functional.cross_entropy(scores, labels, reduction="none")
         errors = scores.softmax(1)
         errors[torch.arange(len(labels), device=labels.device), labels] -= 1
-        found: list[Gradients] = [Product(errors.unsqueeze(1), seen.unsqueeze(1))]  # as (inputs, classes)
+        found: list[Gradients] = [Outer(seen, errors)]  # as (inputs, classes)
         if self.layers:
             outputs = [layer.outputs[0] for layer in self.layers]
             derivatives = torch.autograd.grad(inputs, outputs, errors @ arrays[HEAD][:-1].T)
@@ -114,58 +111,22 @@ class Tail:
                 layer.inputs, layer.outputs = [], []
         return joined(found), losses
 
-    def merged(self, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The state dict of the plain module with the trained values."""
+    def plain(self, arrays: Mapping[str, Tensor]) -> Network:
+        """The network as it was given, with the trained values and the new head."""
+        module, stages = copy.deepcopy((self.network.module, self.network.stages))
         for layer in self.layers:
             layer.values = arrays
-        head = {f"{self.head}.weight": arrays[HEAD][:-1].T, f"{self.head}.bias": arrays[HEAD][-1]}
-        trained = {name: value for layer in self.layers for name, value in layer.merged().items()}
-        return {**self.module.state_dict(), **trained, **head}
-
-    def check(self, x: Tensor, arrays: Mapping[str, Tensor]) -> ForwardPass:
-        """Compare the gradient norms of some rows with those of every row alone, taken by torch: a network in which
-        rows depend on one another, or with a layer that is not called exactly once, is refused. Returns what
-        the forward pass of these rows takes."""
-        labels = torch.arange(len(x), device=x.device) % arrays[HEAD].shape[1]
-        measured = self._measured(x, arrays)
-        for layer in self.layers:
-            if len(layer.outputs) != 1:
-                calls = len(layer.outputs)
-                raise UserError(f"layer {layer.name!r} is called {calls} times in a forward pass; it must be once")
-        found, _ = self.gradients(x, labels, arrays)
-        norms = sum(part.squared_norms() for part in found)
-        for row in range(len(x)):
-            leaves = {name: value.detach().clone().requires_grad_() for name, value in arrays.items()}
-            with torch.enable_grad():
-                scores = self.scores(x[row : row + 1], leaves)
-                loss = torch.nn.functional.cross_entropy(scores, labels[row : row + 1])
-            alone = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-            expected = sum(part.double().square().sum() for part in alone if part is not None)
-            if not torch.allclose(norms[row], expected, rtol=AGREEMENT, atol=1e-12):  # type: ignore[index, arg-type]
-                raise UserError(
-                    "the gradient of a row among others differs from its gradient alone: the network's rows depend on "
-                    "one another, or a trained layer changes its output in place"
-                )
-        return measured
-
-    def _measured(self, x: Tensor, arrays: Mapping[str, Tensor]) -> ForwardPass:
-        counted: list[float] = []
-        sizes: list[int] = []
-
-        def count(part: Any, _: Any, output: Any) -> None:
-            if isinstance(output, Tensor):
-                sizes.append(output.numel())
-            if isinstance(part, WITH_BIAS):
-                counted.append(2.0 * output.numel() * part.weight.numel() / len(part.weight))
-
-        # a layer with weight_norm has a child
-        layers = [part for part in self.body.modules() if isinstance(part, WITH_BIAS) or not any(part.children())]
-        hooks = [part.register_forward_hook(count) for part in layers]
-        self.head_inputs(x, arrays, recording=True)
-        for hook in hooks:
-            hook.remove()
-        values = sum(output.numel() for layer in self.layers for output in layer.outputs)
-        return ForwardPass(sum(counted), values, sum(sizes), len(layers))
+            for name, value in layer.merged().items():
+                module.get_parameter(name).data.copy_(value)
+        given = list(stages.values())[-1]
+        head = nn.Linear(self.inputs, arrays[HEAD].shape[1])
+        head.weight.data.copy_(arrays[HEAD][:-1].T)
+        head.bias.data.copy_(arrays[HEAD][-1])
+        for part in [module, *module.modules()]:
+            for name, child in list(part._modules.items()):
+                if child is given:
+                    part._modules[name] = head
+        return Network(module.eval(), {**stages, list(stages)[-1]: head})
 
 
 def _trained_layers(settings: NetworkSettings, module: nn.Module, body: nn.Module) -> Iterator[Layer]:
@@ -179,6 +140,11 @@ def _trained_layers(settings: NetworkSettings, module: nn.Module, body: nn.Modul
             pattern for pattern in patterns[kind] if isinstance(part, types) and fnmatch.fnmatchcase(name, pattern)
         ]
         used.update((kind, pattern) for pattern in matching)
+        if matching and not any(type(part).forward is known.forward for known in types):  # type: ignore[attr-defined]
+            raise UserError(
+                f"layer {name!r} is a {type(part).__name__} with its own `forward`, which cannot be trained; restrict "
+                f"{kind} to other layers: {kind}:PATTERN"
+            )
         return bool(matching)
 
     for name, part in module.named_modules():
