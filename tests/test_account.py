@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import table_snapshots
+import torch
 from command_line import assert_one_sentence
 from dp_accounting import dp_event
 from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
@@ -14,6 +15,8 @@ from dp_accounting.privacy_accountant import NeighboringRelation
 
 from orchestrator.results.account import account_of
 from orchestrator.results.records import same_records
+from trainables.errors import UserError
+from trainables.federation import safetensors
 from trainables.federation.saved_model import SavedModel
 from trainables.privacy.gaussian import epsilon_of, mu_of
 from trainables.privacy.plan import Event, PrivacyPlan, PrivacySettings
@@ -114,9 +117,9 @@ def test_items_that_share_a_tag_are_about_the_same_records():
     assert same_records([]) == []
 
 
-def save_model(path, weight: float, data: str, records: str = "", secret: bool = True, **settings) -> None:
+def provenance(data: str, records: str = "", secret: bool = True, **settings) -> dict:
     published, plan = model(1.0, **settings)
-    about = {
+    return {
         "trial": {"method": "dp-fedgd", "privacy": plan.settings.model_dump(mode="json")},
         "secret_noise": secret,
         "data": data,
@@ -124,6 +127,10 @@ def save_model(path, weight: float, data: str, records: str = "", secret: bool =
         "delta": plan.settings.delta,
         "releases": [vars(release) for release in published.releases],
     }
+
+
+def save_model(path, weight: float, data: str, records: str = "", secret: bool = True, **settings) -> None:
+    about = provenance(data, records, secret, **settings)
     SavedModel(np.full(6, weight, dtype=np.float32), "softmax", 2, 2, about).save(path)
 
 
@@ -141,6 +148,21 @@ def test_models_of_files_prepared_from_the_same_records_add_up(tmp_path):
     assert totals["patients"] == pytest.approx(epsilon_of(math.sqrt(2) * mu_of(1, DELTA), DELTA), rel=1e-5)
     (analyst,) = found.for_analyst
     assert analyst.place.endswith("open.npz")
+
+
+def test_saved_networks_count_like_other_models(tmp_path):
+    save_model(tmp_path / "head.npz", 1, "data")
+    about = {"fedsweep": json.dumps({"provenance": provenance("data")})}
+    safetensors.write(tmp_path / "network.safetensors", {"w": torch.ones(3)}, about, private=True)
+    shutil.copy(tmp_path / "network.safetensors", tmp_path / "copy.safetensors")
+    safetensors.write(tmp_path / "another-tool.safetensors", {"w": torch.ones(3)}, {}, private=True)
+    (tmp_path / "broken.safetensors").write_bytes(b"\xff" * 20)
+    (records,) = account_of([str(tmp_path)]).records
+    assert records.total() == pytest.approx(epsilon_of(math.sqrt(2) * mu_of(1, DELTA), DELTA), rel=1e-5)
+    assert account_of([str(tmp_path / "network.safetensors")]).records[0].total() == pytest.approx(1, rel=1e-5)
+    for name in ("another-tool", "broken"):
+        with pytest.raises(UserError, match=rf"{name}.safetensors (has no account|is not a safetensors file)"):
+            account_of([str(tmp_path / f"{name}.safetensors")])
 
 
 def test_the_smallest_delta_counts_unless_one_is_given(tmp_path):

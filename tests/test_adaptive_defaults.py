@@ -32,6 +32,7 @@ def test_a_plain_study_is_scaled_centred_and_size_weighted_and_tunes_the_clip():
         ({"defaults": "paper"}, "DP-FedGD", False),
         ({"privacy": {"clip": 5}}, "DP-FedGD, adaptive", False),
         ({"preprocess": {"center": 0}}, "DP-FedGD, size-weighted", True),
+        ({"model": {"network": "resnet20"}}, "DP-FedGD, size-weighted", True),
         ({"aggregate": "uniform"}, "DP-FedGD, scaled, auto-centred", True),
         ({"privacy": {"level": "user"}}, "DP-FedGD, scaled, auto-centred", True),
         (

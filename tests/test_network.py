@@ -248,7 +248,7 @@ def test_which_rounds_are_recorded(monkeypatch, clients, memory, network, record
 
 def test_the_model_contract_holds():
     text = ALL.replace("0.5", "0.3")
-    assert [result.failure for result in model_contract.run_checks(text)] == [""] * 5
+    assert [result.failure for result in model_contract.run_checks(text, features=24)] == [""] * 5
 
 
 def problem_of(text=ALL, data="synthetic-frozen:90,40,24,3"):
@@ -497,7 +497,9 @@ def test_a_saved_network_loads_into_the_plain_module(tmp_path, text, features):
     trained = train(training, address=None, hosts=1, on_round=None)
     saved_model(training, trained, secret=False).save(tmp_path / "model.safetensors")
     arrays, metadata = read_safetensors(tmp_path / "model.safetensors")
-    account = json.loads(metadata["fedsweep"])["provenance"]
+    about = json.loads(metadata["fedsweep"])
+    assert "norm_scale=0.7" in about["model"], "hyperparameters of the trial take precedence"
+    account = about["provenance"]
     assert account["epsilon"]["actual"]["local"] == pytest.approx(5.0, rel=1e-3)
     problem = training.problem
     module = copy.deepcopy(problem.model.network.module).eval()

@@ -139,26 +139,46 @@ def test_rows_that_depend_on_one_another_are_refused(name, cut):
 
 
 @pytest.mark.parametrize(
-    ("make", "settings", "error"),
+    ("make", "train", "error"),
     [
-        (lambda: chain(Function(lambda x: x.unflatten(1, (2, 4)).flatten(0, 1)), width=4), "", "differ|into 12|gives"),
-        (lambda: chain(NormAndActivation(FEATURES)), "", "layer '0' is a NormAndActivation with its own `forward`"),
-        (tied, "", "may share parameters"),
-        (OtherForward, "", "the module with the trained values computes scores that differ"),
-        (NewHead, "", "its last stage '1' is not a part of the module"),
-        (nn.Sequential, "", "has no stages"),
-        (lambda: None, "", "must be a torch.nn.Sequential"),
+        (
+            lambda: chain(Function(lambda x: x.unflatten(1, (2, 4)).flatten(0, 1)), width=4),
+            "norm+head",
+            "layer '1' gives 12 rows for 6",
+        ),
+        (
+            lambda: chain(NormAndActivation(FEATURES)),
+            "norm+head",
+            "layer '0' is a NormAndActivation with its own `forward`",
+        ),
+        (tied, "norm+head", "may share parameters"),
+        (OtherForward, "norm+head", "the module with the trained values computes scores that differ"),
+        (NewHead, "norm+head", "its last stage '1' is not a part of the module"),
+        (nn.Sequential, "norm+head", "has no stages"),
+        (lambda: None, "norm+head", "must be a torch.nn.Sequential"),
         (
             lambda: chain(nn.utils.parametrizations.weight_norm(nn.Linear(FEATURES, FEATURES))),
-            "lora",
+            "lora+head",
             "cannot be written into it: `weight`",
         ),
-        (lambda: chain(nn.Unflatten(1, (3, 3))), "", "for rows of 8 features raised RuntimeError: unflatten"),
+        (
+            lambda: chain(nn.Linear(FEATURES, 5), nn.Linear(5, FEATURES)),
+            "lora+head,rank=9",
+            "rank = 9: layer '0' has a rank of at most 5",
+        ),
+        (lambda: chain(), "lora+head", r"train = lora matches no layer .*, but only: none"),
+        (lambda: chain(), "norm:x+head", r"train = norm:x matches no layer .*, but only: 0"),
+        (
+            lambda: chain(Function(lambda x: x.log().log())),
+            "norm+head",
+            "its outputs for rows between 0 and 1 are not all finite",
+        ),
+        (lambda: chain(nn.Unflatten(1, (3, 3))), "norm+head", "for rows of 8 features raised RuntimeError: unflatten"),
     ],
 )
-def test_other_networks_that_are_refused(make, settings, error):
+def test_other_networks_that_are_refused(make, train, error):
     with pytest.raises(UserError, match=error):
-        parsed(make, f"cut=none,train={settings or 'norm'}+head")
+        parsed(make, f"cut=none,train={train}")
 
 
 def test_a_layer_that_is_called_with_a_keyword():

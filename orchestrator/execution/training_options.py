@@ -101,7 +101,10 @@ class TrainingOptions:
         "Weights of the clients in the mean of their releases: equal, or proportional to their sizes.  "
         "[default: --defaults]",
     ] = None
-    model: Annotated[str, "softmax (a linear head), mlp:HIDDEN, logistic, multinomial or poisson."] = "softmax"
+    model: Annotated[
+        str,
+        "softmax (a linear head), mlp:HIDDEN, logistic, multinomial, poisson, or network:NAME,cut=STAGE,train=KINDS.",
+    ] = "softmax"
     train_on: Annotated[TrainOn, "all: every train row; train: all but the validation rows."] = "all"
     evaluate_on: Annotated[EvaluateOn, "Rows to evaluate on."] = "test"
     evaluate_every: Annotated[int, "Rounds between evaluations."] = 10

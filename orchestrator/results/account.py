@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +26,8 @@ from trainables.privacy.sampled import Sampled
 
 SEARCH_FILES = "tables/, figures/, timing/, report.html, best.yaml"
 MOST_RELEASES = 10**12
+NETWORK = ".safetensors"
+"""Suffix of a saved network's file."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,8 @@ def _items(place: str) -> Iterator[Item]:
         yield _model(path)
     elif path.is_dir():
         ledgers = sorted(path.rglob(LEDGER))
-        models = sorted(file for file in path.rglob("*.npz") if _is_model(file))
+        files = [*path.rglob("*.npz"), *path.rglob(f"*{NETWORK}")]
+        models = sorted(file for file in files if _is_model(file))
         if not ledgers and not models:
             raise UserError(f"{place} holds neither results nor a saved model")
         for ledger in ledgers:
@@ -141,6 +145,8 @@ def _results(place: str) -> Iterator[Item]:
 
 def _is_model(file: Path) -> bool:
     try:
+        if file.suffix == NETWORK:
+            return bool(_provenance(file))
         with open_plain(file, follow=True) as content, zipfile.ZipFile(content) as archive:
             return {"weights.npy", "about.npy"} <= set(archive.namelist())
     except (*READ_ERRORS, ValueError, UserError):  # UserError: a pipe or a device
@@ -148,10 +154,7 @@ def _is_model(file: Path) -> bool:
 
 
 def _model(file: Path) -> Item:
-    from trainables.federation.saved_model import SavedModel  # imports torch
-
-    saved = SavedModel.load(file)
-    about = saved.provenance
+    about, identity = _provenance(file)
     try:
         data, records, delta = str(about["data"]), str(about["records"]), float(about["delta"])
         privacy, method = about["trial"]["privacy"], about["trial"]["method"]
@@ -165,8 +168,22 @@ def _model(file: Path) -> Item:
     except (KeyError, TypeError, ValueError, OverflowError, UserError) as error:
         reason = str(error) if isinstance(error, UserError) else repr(error)
         raise UserError(f"{file} has no complete account: {reason}") from None
-    identity = hashlib.sha256(saved.weights.tobytes()).hexdigest()
     return Item(str(file), f"{what} with secret noise", data, tags, records, published, delta, identity)
+
+
+def _provenance(file: Path) -> tuple[dict[str, Any], str]:
+    """The trial and the account of a saved model, and a hash of its weights."""
+    from trainables.federation import safetensors  # imports torch
+    from trainables.federation.saved_model import SavedModel
+
+    if file.suffix != NETWORK:
+        saved = SavedModel.load(file)
+        return saved.provenance, hashlib.sha256(saved.weights.tobytes()).hexdigest()
+    try:
+        about = json.loads(safetensors.metadata(file)["fedsweep"])["provenance"]
+    except (KeyError, TypeError, ValueError):
+        raise UserError(f"{file} has no account of fedsweep in its metadata") from None
+    return dict(about), hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _release(stated: Mapping[str, Any]) -> Sampled:

@@ -109,7 +109,7 @@ class Study(Section):
             self.methods[:] = [
                 with_defaults(
                     method,
-                    scaled="preprocess" not in given,
+                    scaled="preprocess" not in given and not is_network(method.model or self.model),
                     size_weighted="aggregate" not in given and self.privacy.level == "record",
                     clip_tuned="clip" not in self.privacy.model_fields_set and self.privacy.clipping != "adaptive",
                 )

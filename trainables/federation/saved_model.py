@@ -62,9 +62,9 @@ class SavedModel:
             network = models.parse(self.model, features=self.features, classes=self.classes)
             assert isinstance(network, NetworkModel)
             network = network.configured(self.provenance["trial"]["hyperparameters"])
-            text = json.dumps({"class_names": self.class_names, "model": self.model, "provenance": self.provenance})
-            private = bool(self.provenance.get("secret_noise"))
-            safetensors.write(path, network.state_dict(torch.tensor(self.weights)), {"fedsweep": text}, private=private)
+            own = {"class_names": self.class_names, "model": network.settings.text, "provenance": self.provenance}
+            arrays, private = network.state_dict(torch.tensor(self.weights)), bool(self.provenance.get("secret_noise"))
+            safetensors.write(path, arrays, {"fedsweep": json.dumps(own)}, private=private)
             return
         about = {"format": FORMAT, "model": self.model, "features": self.features, "classes": self.classes}
         about |= {"class_names": list(self.class_names), "schema": self.schema, "backbone": self.backbone}

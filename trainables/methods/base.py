@@ -329,6 +329,9 @@ class Method(ABC):
     second_order: ClassVar[bool] = False
     """Whether it preconditions with a matrix that is not diagonal. Tables compare these methods with the others."""
 
+    needs: ClassVar[str] = "another model"
+    """What a model must be to be accepted, for a message."""
+
     def accepts(self, model: Model) -> bool:
         """Whether it can train this model."""
         return True

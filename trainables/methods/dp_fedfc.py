@@ -138,6 +138,8 @@ class DPFedFC(Method):
         as_released("no clipping of features, no account of the covariance, the same noise for all |D_i|"),
     )
 
+    needs = "softmax, whose curvature it uses"
+
     def accepts(self, model: Model) -> bool:
         return isinstance(model, SoftmaxHead)
 

@@ -64,6 +64,8 @@ class DPFedNewton(FedAvgStartMethod):
         ),
     )
 
+    needs = "logistic, multinomial or poisson, whose curvature it uses"
+
     def accepts(self, model: Model) -> bool:
         return isinstance(model, GLM)
 

@@ -134,6 +134,8 @@ class FedNewMethod(Method):
         as_released("lemma 4 and duals, with credit for secure aggregation"),
     )
 
+    needs = "softmax, whose curvature it uses"
+
     def accepts(self, model: Model) -> bool:
         return isinstance(model, SoftmaxHead)
 

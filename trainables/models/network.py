@@ -222,7 +222,7 @@ class NetworkModel(Head):
         and rows that are not finite are computed, too: algorithms are chosen, and round, by the number of rows, so it
         must be a public number."""
         step = self._block(shard.x.device.type)
-        counts = [shard.rows] * shard.clients if shard.is_sample else shard.public_sizes
+        counts = [shard.rows if shard.is_sample else min(size, shard.rows) for size in shard.public_sizes]
         for client, count in enumerate(counts):
             for start in range(0, count, step):
                 yield client, slice(start, min(start + step, count))

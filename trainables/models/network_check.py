@@ -77,6 +77,8 @@ def _check_rows(tail: Tail, arrays: Mapping[str, Tensor], features: int) -> None
             if number == 0:
                 raise
             continue
+        if number == 0 and not torch.isfinite(found).all():
+            raise UserError("its outputs for rows between 0 and 1 are not all finite")
         if not _same(found, _head_inputs(tail, rows, arrays)):
             raise UserError("the same rows give something else when it is called again")
         for magnitude in MAGNITUDES:

@@ -104,7 +104,8 @@ def _has_stages(made: Callable[[int], nn.Module]) -> bool:
 def _weights_file(settings: NetworkSettings) -> Path:
     """A file of the user, relative to the current folder or the folder of data files; or the published one."""
     if not settings.weights:
-        return fetching.fetch(WEIGHTS[settings.network])
+        copied = "put it into the current folder, and add weights=FILE to the model"
+        return fetching.fetch(WEIGHTS[settings.network], advice=copied)
     places = [current_folder(), fetching.data_folder()]
     found = next((place / settings.weights for place in places if os.path.isfile(place / settings.weights)), None)
     if found is None:

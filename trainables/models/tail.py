@@ -18,6 +18,7 @@ from trainables.models.network_settings import NO_CUT, NetworkSettings
 from trainables.models.networks import Network
 
 HEAD = "head"
+SHOWN = 10  # names of layers in a message
 
 
 class Tail:
@@ -135,7 +136,11 @@ def _trained_layers(settings: NetworkSettings, module: nn.Module, body: nn.Modul
     patterns = {kind: settings.patterns(kind) for kind in ("norm", "bias", "lora")}
     used: set[tuple[str, str]] = set()
 
+    names: dict[str, list[str]] = {kind: [] for kind in patterns}
+
     def trains(kind: str, name: str, part: nn.Module, types: tuple[type, ...]) -> bool:
+        if isinstance(part, types):
+            names[kind].append(name)
         matching = [
             pattern for pattern in patterns[kind] if isinstance(part, types) and fnmatch.fnmatchcase(name, pattern)
         ]
@@ -158,8 +163,14 @@ def _trained_layers(settings: NetworkSettings, module: nn.Module, body: nn.Modul
             continue
         bias = getattr(found, "bias", None) is not None and trains("bias", name, part, WITH_BIAS)
         rank = settings.rank if trains("lora", name, part, LINEAR) else 0
+        if rank > (most := min(found.weight.shape) if rank else 0):
+            raise UserError(f"rank = {rank}: layer {name!r} has a rank of at most {most}")
         if bias or rank:
             yield LinearLayer(name, part, settings.bias_scale, settings.lora_scale, bias=bias, rank=rank)
     for kind, pattern in itertools.chain.from_iterable([(kind, p) for p in patterns[kind]] for kind in patterns):
         if (kind, pattern) not in used:
-            raise UserError(f"model: train = {kind}:{pattern} matches no layer from the cut {settings.cut!r} on")
+            stated = kind if pattern == "*" else f"{kind}:{pattern}"
+            known = ", ".join(names[kind][:SHOWN]) or "none"
+            raise UserError(
+                f"model: train = {stated} matches no layer from the cut {settings.cut!r} on, but only: {known}"
+            )

@@ -53,8 +53,14 @@ def checksum_error(path: Path, checksum: str) -> str:
     return "" if matches else f"its {kind.removesuffix('-prefix')} is {actual}, not {expected}"
 
 
-def fetch(file: File, local: Sequence[Path] = (), progress: Progress | None = None) -> Path:
-    """The path of the complete and verified file. `local`: files and folders of the user, which are only read."""
+def fetch(
+    file: File,
+    local: Sequence[Path] = (),
+    progress: Progress | None = None,
+    advice: str = "pass its folder with --from",
+) -> Path:
+    """The path of the complete and verified file. `local`: files and folders of the user, which are only read.
+    `advice`: what to do with a copy, where there is no network."""
     for entry in local:
         path = entry / file.name if entry.is_dir() else entry
         if path.is_file() and path.name == file.name:
@@ -62,7 +68,7 @@ def fetch(file: File, local: Sequence[Path] = (), progress: Progress | None = No
     cached = cached_path(file)
     if cached.is_file():
         return _verified(cached, file, "; delete it, then the same command downloads it again")
-    return _download(file, cached, progress or (lambda *_: None))
+    return _download(file, cached, progress or (lambda *_: None), advice)
 
 
 def _verified(path: Path, file: File, advice: str = "") -> Path:
@@ -75,7 +81,7 @@ def _verified(path: Path, file: File, advice: str = "") -> Path:
     return path
 
 
-def _download(file: File, target: Path, progress: Progress) -> Path:
+def _download(file: File, target: Path, progress: Progress, advice: str) -> Path:
     import pooch  # slow to import, like requests
     import requests
 
@@ -101,7 +107,7 @@ def _download(file: File, target: Path, progress: Progress) -> Path:
         reason = f"status {error.response.status_code}" if error.response is not None else "no connection"
         raise UserError(
             f"{file.url} cannot be downloaded ({reason}); get {file.name} on a machine with a network "
-            f"({file.checksum or 'it has no published checksum'}) and pass its folder with --from"
+            f"({file.checksum or 'it has no published checksum'}) and {advice}"
         ) from None
     except OSError as error:
         raise UserError(f"file {target} cannot be written: {error.strerror or error}") from None
