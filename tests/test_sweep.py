@@ -4,6 +4,7 @@ import contextlib
 import csv
 import io
 import json
+import os
 import shutil
 import sqlite3
 from collections import Counter
@@ -255,6 +256,17 @@ def test_deleted_tables_are_rebuilt_byte_for_byte(copied, nothing_runs):
     (copied / "best.yaml").unlink()
     study_run.rebuild_tables(copied)
     assert published(copied) == before
+
+
+def test_winners_that_did_not_change_keep_their_file(copied):
+    """Its header names the plug-ins of the sweep, which need not be loaded to read it."""
+    best = copied / "best.yaml"
+    named = best.read_text().replace("--seed SEED\n", "--seed SEED --import own.py\n")
+    for text, expected in ((named, named), ("", named.replace(" --import own.py", ""))):
+        best.write_text(text)
+        os.utime(best, (0, 0))
+        study_run.chosen_cells(copied)
+        assert best.read_text() == expected
 
 
 @pytest.mark.parametrize(

@@ -185,9 +185,15 @@ def chosen_cells(results: Path | str) -> dict[str, dict[str, Any]]:
         if os.access(folder, os.W_OK) and not _is_newer(folder / "best.yaml", folder / LEDGER):
             if ledger.secrets():  # best.yaml then also states the cost of publishing all winners
                 write_tables(ledger, folder)
-            else:
+            elif _content(folder / "best.yaml") != best.content(cells):  # its header may name plug-ins of the sweep
                 write_text(folder / "best.yaml", best.text(cells))
         return cells
+
+
+def _content(file: Path) -> str:
+    """A text file without comments; empty if it does not exist."""
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.exists() else []
+    return "".join(line for line in lines if not line.startswith("#"))
 
 
 def _is_newer(file: Path, ledger: Path) -> bool:

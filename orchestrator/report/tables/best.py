@@ -40,7 +40,12 @@ def page(results: Results) -> str:
 def text(cells: Mapping[str, Mapping[str, Any]], remarks: Iterable[str] = (ANALYST_ONLY,), header: str = HEADER) -> str:
     header = header.rstrip("\n") + f"{plugins.import_options()}\n"
     header += "".join(f"# {one_line(sentence)}\n" for sentence in remarks)
-    return header + yaml.dump({"cells": cells}, Dumper=DUMPER, sort_keys=False, allow_unicode=True, width=120)
+    return header + content(cells)
+
+
+def content(cells: Mapping[str, Mapping[str, Any]]) -> str:
+    """best.yaml without its header."""
+    return yaml.dump({"cells": cells}, Dumper=DUMPER, sort_keys=False, allow_unicode=True, width=120)
 
 
 def chosen_cells(ledger: Ledger) -> dict[str, dict[str, Any]]:
