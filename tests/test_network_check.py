@@ -270,9 +270,17 @@ def test_blocks_of_rows_count_the_outputs_of_frozen_layers():
             nn.Linear(1 << 14, CLASSES),
         )  # fmt: skip
 
+    rows = np.zeros((2000, FEATURES), np.float32)
     for cut in ("none", "4"):
+        seen = []
         model = parsed(wide, f"cut={cut},train=head")
-        assert model._block("cpu") * (1 << 16) <= 1 << 25
+        tail = model._tail("cpu", torch.float32)
+        for part in (tail.prefix, tail.body):
+            for stage in part:
+                stage.register_forward_hook(lambda _, __, output, seen=seen: seen.append(output.numel()))
+        shard = Shard.build([(models.at_cut(model, rows), np.zeros(2000, dtype=np.int64))])
+        model.clipped_gradient_sum(shard, model.initial(0)[None], torch.tensor([1.0]))
+        assert max(seen) <= 1 << 25
 
 
 def test_the_model_contract_covers_networks_with_a_cut_and_a_fixed_width():

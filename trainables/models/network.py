@@ -81,7 +81,7 @@ class NetworkModel(Head):
         self.operations = 2.0 * forward.operations + 4.0 * self.dimension
         """Operations for one row in a round: a forward pass, and a backward pass through the same frozen weights."""
         self._trained_values = max(1, forward.trained_values)
-        self._values = max(1, forward.values)
+        self._values, self._prefix_values = max(1, forward.values), max(1, forward.prefix_values)
         self.layers = forward.layers + 1
         """Number of layers that are computed in every round, with the head."""
 
@@ -104,7 +104,7 @@ class NetworkModel(Head):
 
     def at_cut(self, x: NDArray[np.float32], device: str = "cpu") -> NDArray[np.float32]:
         """Rows of features as flat activations at the cut."""
-        tail, step = self._tail(device, torch.float32), self._block(device)
+        tail, step = self._tail(device, torch.float32), _largest_block(ALL_CELLS * CELLS[device] // self._prefix_values)
         with torch.no_grad(), _fixed_algorithms():
             parts = [
                 tail.prefix(torch.from_numpy(x[start : start + step]).to(device)).flatten(1).cpu().numpy()
@@ -213,9 +213,8 @@ class NetworkModel(Head):
         return shaped.contiguous()
 
     def _block(self, device: str) -> int:
-        """Rows of a block, a power of two."""
-        fits = min(CELLS[device] // self._trained_values, ALL_CELLS * CELLS[device] // self._values)
-        return min(LARGEST_BLOCK, 1 << max(3, fits.bit_length() - 1))
+        """Rows of a block."""
+        return _largest_block(min(CELLS[device] // self._trained_values, ALL_CELLS * CELLS[device] // self._values))
 
     def _blocks(self, shard: Shard) -> Iterator[tuple[int, slice]]:
         """Blocks of rows of every client, without the padding, which comes last. A sample is computed with its padding,
@@ -226,6 +225,11 @@ class NetworkModel(Head):
         for client, count in enumerate(counts):
             for start in range(0, count, step):
                 yield client, slice(start, min(start + step, count))
+
+
+def _largest_block(rows: int) -> int:
+    """The largest power of two that is at most this many rows, within limits."""
+    return min(LARGEST_BLOCK, 1 << max(3, rows.bit_length() - 1))
 
 
 @contextlib.contextmanager

@@ -38,7 +38,9 @@ class ForwardPass(NamedTuple):
     trained_values: int
     """Total size of the outputs of trained layers, and of the gradients that are stored."""
     values: int
-    """Total size of the outputs of all layers before the cut or behind it, whichever is larger."""
+    """Total size of the outputs of all layers behind the cut."""
+    prefix_values: int
+    """The same before the cut."""
     layers: int
     """Number of layers behind the cut."""
     cut_shape: tuple[int, ...]
@@ -185,7 +187,8 @@ def _measured(tail: Tail, rows: Tensor, x: Tensor, arrays: Mapping[str, Tensor])
     return ForwardPass(
         sum(operations) / ROWS,
         trained + STORED * sum(map(math.prod, stored)),
-        max(sum(values), sum(before_cut)) // ROWS,
+        sum(values) // ROWS,
+        sum(before_cut) // ROWS,
         len(layers),
         tuple(x.shape[1:]),
     )
