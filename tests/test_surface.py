@@ -34,7 +34,7 @@ BEST = {1.0: 0.1, 2.0: 0.2, 8.0: 0.8}
 
 def surface_study(**changes):
     return study(
-        methods=[GD],
+        methods=changes.pop("methods", [GD]),
         epsilons=changes.pop("epsilons", list(BEST)),
         seeds=changes.pop("seeds", {"search": [1, 2, 3], "contest": [11, 12], "confirm": [42]}),
         **{**changes, "search": {"strategies": ["surface"], "trials": 14, **changes.get("search", {})}},
@@ -120,6 +120,27 @@ def test_trials_per_batch(tmp_path, budgets, setting, count):
         first = list(sweep.waiting.values())
         second = sweep.ended({trial.key: ("done", 50.0, 1.0) for trial in first})
         assert len(second) == budgets * count
+
+
+def test_the_trials_of_a_batch_share_a_pack(tmp_path):
+    """All lanes of a pack have the same number of local steps. The best number is 5."""
+    axes = {"server_learning_rate": [0.01, 0.03, 0.1, 0.3, 1], "local_steps": [1, 2, 5, 10]}
+    method = {"name": "dp-fedavg", "coarse": axes, "fine": axes}
+    of = surface_study(methods=[method], epsilons=[1, 2], search={"trials": 64})
+
+    def score(trial):
+        rate, steps = (trial.hyperparameters[name] for name in axes)
+        return 60 - 9 * math.log10(rate / 0.1) ** 2 - 20 * math.log10(steps / 5) ** 2
+
+    with Ledger.write(tmp_path) as ledger:
+        sweep = Sweep(PreparedStudy.prepare(of), ledger)
+        waiting = list(sweep.waiting.values())
+        steps = []
+        for _ in range(4):
+            waiting = sweep.ended({trial.key: ("done", score(trial), 1.0) for trial in waiting})
+            steps.append({trial.hyperparameters["local_steps"] for trial in waiting})
+    assert [len(values) for values in steps] == [1, 1, 1, 1]
+    assert {5} in steps
 
 
 def test_a_plan_has_a_pack_for_every_batch():

@@ -226,7 +226,7 @@ class _Search:
             for identity, seeds in self._used_seeds(number).items():
                 if len(set(seeds)) >= len(task.seeds) and identity in lattice.positions:
                     available[lattice.positions[identity]] = False
-            self._candidates[key] = Candidates(self.surface, number, lattice.points, noise, available)
+            self._candidates[key] = Candidates(self.surface, number, lattice.points, noise, available, lattice.groups)
         return self._candidates[key]
 
     @property
