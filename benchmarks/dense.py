@@ -30,6 +30,7 @@ from trainables.federation.problem import ProblemData
 from trainables.federation.server import run_pack
 from trainables.federation.trial_spec import TrialSpec
 
+SEVEN = (0.5, 0.8, 1.3, 2.0, 3.2, 5.0, 8.0)
 ELEVEN = (0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0, 11.2)
 THIRTEEN = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0, 11.2, 16.0)
 RHO = (0.01, 0.04642, 0.21544, 1.0, 4.64159, 21.54435, 100.0)
@@ -87,6 +88,17 @@ TABLES = {
     "fedsofim3-crc5": Grid("dp-fedsofim", "crc5-resnet20.npz", _SOFIM3, ELEVEN, 20),
     "fedsofim3-constant-crc5": Grid(  # bias correction and warm-up do not depend on eps
         "dp-fedsofim", "crc5-resnet20.npz", _SOFIM3, ELEVEN, 20, {"bias_correction": True, "warmup_rounds": 0}
+    ),
+    "fedavg3-crc5": Grid(
+        "dp-fedavg",
+        "crc5-resnet20.npz",
+        {
+            "server_learning_rate": _geometric(0.01, 10, 8),
+            "client_learning_rate": (0.01, 0.03, 0.1, 0.3, 1.0),
+            "local_steps": (1, 3, 5, 10, 20),
+        },
+        SEVEN,
+        8,
     ),
 }
 

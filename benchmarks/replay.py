@@ -32,8 +32,12 @@ from orchestrator.search.winner import finalists, winner
 from search_spaces import Configuration, SearchSpace
 from trainables.privacy.gaussian import mu_of
 
-SCALES = {"learning_rate": "log", "rho": "log", "tau": "log", "beta": "complement", "beta1": "complement",
-          "beta2": "complement"}  # fmt: skip
+SCALES = {
+    **dict.fromkeys(
+        ("learning_rate", "rho", "tau", "server_learning_rate", "client_learning_rate", "local_steps"), "log"
+    ),
+    **dict.fromkeys(("beta", "beta1", "beta2"), "complement"),
+}
 FINALISTS = 8
 VALIDATION_ROWS = {"cifar10": 5000, "crc5": 1288}
 SEARCH_SEEDS, CONTEST_SEEDS = 3, 5

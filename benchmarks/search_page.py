@@ -97,7 +97,8 @@ def time_lines(entries: list[dict[str, Any]]) -> list[str]:
     lines = ["| machine | strategy | trials | seconds in rounds | share of the grid |", "|---|---|---:|---:|---:|"]
     grids = {entry["device"]: entry["rounds_s"] for entry in entries if entry["strategy"] == "grid"}
     for entry in sorted(entries, key=lambda entry: (entry["device"], entry["strategy"])):
-        rounds = f" ({entry['rounds']} rounds per trial)" if entry["rounds"] else ""
+        plural = "s" if entry["rounds"] != 1 else ""
+        rounds = f" ({entry['rounds']} round{plural} per trial)" if entry["rounds"] else ""
         share = entry["rounds_s"] / grids.get(entry["device"], math.nan)
         lines.append(
             f"| {entry['device']}{rounds} | `{entry['strategy']}` | {entry['trials']:,} | {entry['rounds_s']:,.0f} | "

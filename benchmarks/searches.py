@@ -33,6 +33,7 @@ TABLES = {
     "fedadam4-cifar10": "dp-fedadam",
     "fedsofim3-crc5": "dp-fedsofim",
     "fedsofim3-constant-crc5": "dp-fedsofim",
+    "fedavg3-crc5": "dp-fedavg",
 }
 """Files and their methods."""
 BUDGETS = ("searched", "contest only", "no trial")
