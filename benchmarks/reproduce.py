@@ -82,8 +82,8 @@ STOPPED = 130
 """Exit status of a study that was stopped."""
 PACKED = ("ledger.sqlite", "study.yaml", "made.json")
 SECONDS = (
-    "Seconds are the wall-clock time of the commands, including the tables, summed over resumed runs; of studies that "
-    "ran at the same time, they overlap."
+    "Seconds are the wall-clock time of the commands, including the tables, summed over resumed runs; studies that "
+    "ran at the same time overlap."
 )
 DATA_PATH = re.compile(r"/[^\s'\"`]*/([\w.-]+\.npz)")
 """Where a data file was on the machine; only its name is kept."""

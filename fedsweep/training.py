@@ -77,12 +77,13 @@ class Model:
 
     def save(self, path: str | Path) -> None:
         """Save the model with its provenance and privacy account, as `fedsweep train --save` does. `load_model` and
-        `fedsweep predict` read the file."""
+        `fedsweep predict` read the file; that of a network, which is in the safetensors format, loads into the plain
+        torch module."""
         self._require_saved().save(Path(path))
 
     def to_torch(self, backbone: str = "") -> torch.nn.Module:
-        """The model as a torch module: backbone and head, or only the head if the features came without a backbone.
-        `backbone`: MODULE:FUNCTION of your own backbone. The function is called."""
+        """The model as a torch module: backbone and head, or only the head if the features came without a backbone. A
+        network is the chain of its stages. `backbone`: MODULE:FUNCTION of your own backbone. The function is called."""
         return self._require_saved().to_torch(backbone)
 
     def _require_saved(self) -> SavedModel:

@@ -16,8 +16,8 @@ from dp_accounting.privacy_accountant import NeighboringRelation
 from orchestrator.results.account import account_of
 from orchestrator.results.records import same_records
 from trainables.errors import UserError
-from trainables.federation import safetensors
 from trainables.federation.saved_model import SavedModel
+from trainables.models import safetensors
 from trainables.privacy.gaussian import epsilon_of, mu_of
 from trainables.privacy.plan import Event, PrivacyPlan, PrivacySettings
 from trainables.privacy.private_selection import Search, private_search, private_searches
@@ -163,6 +163,34 @@ def test_saved_networks_count_like_other_models(tmp_path):
     for name in ("another-tool", "broken"):
         with pytest.raises(UserError, match=rf"{name}.safetensors (has no account|is not a safetensors file)"):
             account_of([str(tmp_path / f"{name}.safetensors")])
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"releases": []}, "it has no releases"),
+        ({"releases": [{"count": 1.9, "multiplier": 1, "rate": 1}]}, "count = 1.9 is not a whole number"),
+        ({"releases": [{"count": 1, "multiplier": 1e-300, "rate": 1}]}, "multiplier = 1e-300 is not in"),
+        ({"secret_noise": 1}, "secret_noise = 1 is neither true nor false"),
+        (5, "has no account"),
+        (None, "has no account"),
+    ],
+)
+def test_a_network_with_a_broken_account_is_not_left_out(tmp_path, change, error):
+    save_model(tmp_path / "good.npz", 1, "data")
+    about = {**provenance("data"), **change} if isinstance(change, dict) else change
+    given = {"fedsweep": json.dumps({"provenance": about})}
+    safetensors.write(tmp_path / "network.safetensors", {"w": torch.ones(3)}, given, private=True)
+    for place in ("network.safetensors", "."):
+        with pytest.raises(UserError, match=rf"network.safetensors has no .*{error}|network.safetensors {error}"):
+            account_of([str(tmp_path / place)])
+
+
+def test_deeply_nested_metadata_is_an_error(tmp_path):
+    about = {"fedsweep": "[" * 100_000}
+    safetensors.write(tmp_path / "network.safetensors", {"w": torch.ones(3)}, about, private=True)
+    with pytest.raises(UserError, match="has no account"):
+        account_of([str(tmp_path)])
 
 
 def test_the_smallest_delta_counts_unless_one_is_given(tmp_path):

@@ -152,7 +152,7 @@ def test_needs_the_linear_head(name):
     of = small.problem()
     mlp = of.spec.model_copy(update={"model": "mlp:4"})
     trial = small.trial(of, name).model_copy(update={"problem": mlp})
-    with pytest.raises(UserError, match="cannot be run on it"):
+    with pytest.raises(UserError, match="cannot train it"):
         check(trial, type(of)(mlp, of.data, of.partition, of.x_eval, of.y_eval))
 
 

@@ -383,5 +383,5 @@ def test_dp_fedgd_by_hand(level, small_problem):
 
 def test_a_method_that_needs_a_linear_head_says_so(small_problem):
     of = on_mlp(small_problem)
-    with pytest.raises(UserError, match=r"^model = 'mlp:5': dp-fedfc cannot be run on it: it needs softmax, "):
+    with pytest.raises(UserError, match=r"^model = 'mlp:5': dp-fedfc cannot train it; the method needs softmax, "):
         check(small.trial(of, "dp-fedfc"), of)

@@ -9,9 +9,10 @@ from torch import nn
 from trainables import models
 from trainables.audit import model_contract
 from trainables.errors import UserError
-from trainables.federation import safetensors
+from trainables.models import network_check, safetensors
 from trainables.models.network_settings import NETWORKS, NetworkSettings
 from trainables.models.shard import Shard
+from trainables.models.tail import Tail
 
 FEATURES, CLASSES = 8, 3
 POSITIONS, WIDTH = 16, 4
@@ -53,6 +54,51 @@ class Words(nn.Module):
         return self.embedding(x.long())
 
 
+class AtFirstCall(nn.Module):
+    """Remembers the first rows."""
+
+    def __init__(self, persistent=None):
+        super().__init__()
+        self.average = None
+        if persistent is not None:
+            del self.average
+            self.register_buffer("average", None, persistent=persistent)
+
+    def forward(self, x):
+        if self.average is None:
+            self.average = x.mean(0)
+        return x - self.average
+
+
+class ByLength(nn.Module):
+    """Sorts rows by their lengths for a trained layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(FEATURES)
+
+    def forward(self, x):
+        order = (x != 0).sum(1).argsort(descending=True, stable=True)
+        return self.norm(x[order])[order.argsort()]
+
+
+class ScaledGradients(torch.autograd.Function):
+    """The derivatives of all rows together have at most norm 1."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, derivative):
+        return derivative / max(1.0, float(derivative.norm()))
+
+
+def trimmed(x):
+    longest = int((x != 0).any(0).nonzero().max()) + 1
+    return x[:, :longest].mean(1, keepdim=True).expand(-1, FEATURES)
+
+
 class NormAndActivation(nn.LayerNorm):
     def forward(self, x):
         return super().forward(x).relu()
@@ -81,6 +127,35 @@ class OtherForward(SharedChain):
 class NewHead(SharedChain):
     def stages(self):
         return nn.Sequential(self.norm, nn.Linear(FEATURES, CLASSES))
+
+
+class WithStages(nn.Module):
+    def __init__(self, stages):
+        super().__init__()
+        self.stages = stages
+
+
+class Unused(nn.Sequential):
+    def __init__(self):
+        class Part(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.unused = nn.LayerNorm(FEATURES)
+
+            def forward(self, x):
+                self.unused(x)
+                return x
+
+        super().__init__(Part(), nn.Linear(FEATURES, CLASSES))
+
+
+class Stateful(nn.Sequential):
+    def __init__(self):
+        class Part(nn.Identity):
+            def get_extra_state(self):
+                return {"step": 1}
+
+        super().__init__(Part(), nn.Linear(FEATURES, CLASSES))
 
 
 def chain(*stages, width=FEATURES):
@@ -125,6 +200,13 @@ ROWS_DEPEND = {
     ),
     "state": lambda: chain(Average()),
     "chance": lambda: chain(Function(lambda x: x + torch.rand_like(x))),
+    "the longest row": lambda: chain(Function(trimmed), nn.Linear(FEATURES, FEATURES)),
+    "the range of all values": lambda: chain(
+        Function(lambda x: (x + 1) / 2 if x.min() < 0 else x), nn.Linear(FEATURES, FEATURES)
+    ),
+    "the first rows": lambda: chain(AtFirstCall()),
+    "the first rows, as a hidden buffer": lambda: chain(AtFirstCall(persistent=False)),
+    "the first rows, as a buffer": lambda: chain(AtFirstCall(persistent=True)),
 }
 
 
@@ -134,8 +216,25 @@ def test_rows_that_depend_on_one_another_are_refused(name, cut):
     """Also in the frozen stages before the cut."""
     if cut == "last":
         cut = str(len(ROWS_DEPEND[name]()) - 2)
-    with pytest.raises(UserError, match=r"^(network 'own': (its rows|it changes|the same rows)|layer '0' has no run)"):
+    with pytest.raises(
+        UserError, match=r"^(network 'own': (its rows|the network changes|two calls)|layer '0' has no run)"
+    ):
         parsed(ROWS_DEPEND[name], f"cut={cut},train=norm+head")
+
+
+def test_gradients_that_depend_on_other_rows_are_refused():
+    for make in (
+        lambda: chain(ByLength()),
+        lambda: chain(nn.BatchNorm1d(FEATURES), Function(ScaledGradients.apply), Function(lambda x: x**3)),
+    ):
+        with pytest.raises(UserError, match="its rows depend on one another: replacing a row changes the gradients"):
+            parsed(make)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0])
+def test_checks_do_not_depend_on_the_scales(scale):
+    with pytest.raises(UserError, match="may share parameters"):
+        parsed(tied, f"cut=none,train=norm+head,norm_scale={scale}")
 
 
 @pytest.mark.parametrize(
@@ -144,7 +243,7 @@ def test_rows_that_depend_on_one_another_are_refused(name, cut):
         (
             lambda: chain(Function(lambda x: x.unflatten(1, (2, 4)).flatten(0, 1)), width=4),
             "norm+head",
-            "layer '1' gives 12 rows for 6",
+            "layer '1' gives 10 rows for 5",
         ),
         (
             lambda: chain(NormAndActivation(FEATURES)),
@@ -156,6 +255,15 @@ def test_rows_that_depend_on_one_another_are_refused(name, cut):
         (NewHead, "norm+head", "its last stage '1' is not a part of the module"),
         (nn.Sequential, "norm+head", "has no stages"),
         (lambda: None, "norm+head", "must be a torch.nn.Sequential"),
+        (lambda: WithStages(nn.ModuleList([nn.LayerNorm(4)])), "norm+head", "must be a torch.nn.Sequential, or have"),
+        (lambda: WithStages(lambda: [nn.LayerNorm(4)]), "norm+head", "must be a torch.nn.Sequential, or have"),
+        (Stateful, "norm+head", "cannot hold '0._extra_state' of type dict"),
+        (Unused, "norm+head", "layer '0.unused' cannot train: its output is not used"),
+        (
+            lambda: chain(nn.LayerNorm(FEATURES), Function(lambda x: x.relu_())),
+            "norm+head",
+            "or an operation changes the output of a trained layer in place; use one that",
+        ),
         (
             lambda: chain(nn.utils.parametrizations.weight_norm(nn.Linear(FEATURES, FEATURES))),
             "lora+head",
@@ -191,6 +299,57 @@ def test_a_layer_that_is_called_with_a_keyword():
             return self.norm(input=x)
 
     assert parsed(lambda: nn.Sequential(Named(), nn.Linear(FEATURES, CLASSES))).dimension > 0
+
+
+def encoder():
+    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+    return chain(nn.Unflatten(1, (2, 4)), nn.TransformerEncoder(layer, 2), nn.Flatten())
+
+
+def shared_activation():
+    activation = nn.ReLU()
+    return chain(nn.Linear(FEATURES, FEATURES), activation, nn.Linear(FEATURES, FEATURES), activation)
+
+
+@pytest.mark.parametrize(
+    ("make", "train"),
+    [
+        *((make, train) for make in (encoder, shared_activation) for train in ("norm+head", "bias+lora+head")),
+        (lambda: chain(nn.RMSNorm(FEATURES)), "norm+head"),
+    ],
+)
+def test_the_saved_network_computes_what_was_trained(make, train):
+    model = parsed(make, f"cut=none,train={train}")
+    weights, x = model.initial(0) + 0.3, torch.randn(5, FEATURES)
+    plain = make().eval()
+    plain.load_state_dict(model.state_dict(weights))
+    torch.testing.assert_close(plain(x), model.scores(torch.cat([x, torch.ones(5, 1)], 1), weights))
+
+
+def test_packaged_networks_pass_all_checks(shared_data):
+    weights = shared_data("backbones/cifar100_resnet20.pth")
+    model = models.parse(f"network:resnet20,train=norm+head,weights={weights}", features=3072, classes=CLASSES)
+    tail = Tail(model.settings, model.network)
+    network_check.checked(tail, model.arrays(model.initial(0) + 0.03), model.features)
+
+
+@pytest.mark.parametrize("present", [4, 5])
+def test_absent_records_add_nothing_to_the_private_mean(present):
+    """Their rows are zeros, for which the network may compute anything."""
+    model = parsed(lambda: chain(Function(lambda x: 10 * (x - 1))), "cut=none,train=norm+head")
+    x = np.ones((5, FEATURES), np.float32) * np.arange(1, 6)[:, None]
+    shard = Shard.build([(x[:present], np.zeros(present, dtype=np.int64))], rows=5, sizes=[5])
+    alone = [Shard.build([(row[None], np.zeros(1, dtype=np.int64))]) for row in x[:present]]
+    expected = sum(model.feature_sum(one, 1.0) for one in alone)
+    torch.testing.assert_close(model.feature_sum(shard, 1.0), expected, atol=1e-6, rtol=1e-6)
+
+
+def test_stages_before_the_cut_are_computed_with_a_public_number_of_rows():
+    model, seen = parsed(lambda: chain(nn.Linear(FEATURES, FEATURES)), "cut=1,train=norm+head"), []
+    tail = model._tail("cpu", torch.float32)
+    tail.prefix.register_forward_hook(lambda _, given, __: seen.append(len(given[0])))
+    found = models.at_cut(model, np.ones((3, FEATURES), np.float32), public_size=10)
+    assert (len(found), seen) == (3, [10])
 
 
 def rows_of(count, spread=1.0):
@@ -235,8 +394,22 @@ def test_other_weights_have_another_hash():
         module[0].bias.data += 1
         return module
 
+    def other_head():
+        module = chain()
+        module[-1].bias.data += 1
+        return module
+
     assert hash_of(chain) == hash_of(lambda: chain())
     assert hash_of(chain) != hash_of(shifted)
+    assert hash_of(chain) == hash_of(other_head)  # the head is replaced
+
+
+def test_weights_that_are_drawn_anew_are_refused():
+    NETWORKS["own"] = lambda features, classes: chain(nn.Linear(features, features))
+    with pytest.raises(UserError, match=r"network 'own' has other weights each time .* torch\.manual_seed"):
+        models.parse("network:own,train=norm+head", features=FEATURES, classes=CLASSES)
+    NETWORKS["own"] = lambda features, classes: nn.Sequential(nn.LayerNorm(features), nn.Linear(features, classes))
+    models.parse("network:own,train=norm+head", features=FEATURES, classes=CLASSES)
 
 
 def test_every_name_of_an_array_is_saved_with_the_trained_values(tmp_path):

@@ -129,7 +129,7 @@ def test_a_study_with_the_example(example, tmp_path):
 
 def test_methods_that_need_a_closed_form_refuse_it(example, tmp_path):
     text = STUDY.replace(STUDY[STUDY.index("methods:") : STUDY.index("epsilons:")], "methods: [dp-fednewton]\n")
-    with pytest.raises(UserError, match="model = 'low-rank:2': dp-fednewton cannot be run on it"):
+    with pytest.raises(UserError, match="model = 'low-rank:2': dp-fednewton cannot train it"):
         run(tmp_path, text)
 
 

@@ -143,6 +143,13 @@ def test_the_trials_of_a_batch_share_a_pack(tmp_path):
     assert {5} in steps
 
 
+def test_choices_do_not_separate_batches():
+    """Lanes with different words share a pack."""
+    axes = {"learning_rate": [0.1, 1.0], "direction": ["momentum", "gradient"]}
+    method = MethodSettings.model_validate({"name": "dp-fedsofim", "coarse": axes, "fine": axes})
+    assert set(Lattice(method.space()).groups) == {0}
+
+
 def test_a_plan_has_a_pack_for_every_batch():
     """Two budgets: batches of 8 trials of each."""
     of = surface_study(epsilons=[1, 2], search={"trials": 40})

@@ -36,6 +36,7 @@ def account(
     """Show what these results publish, and the total epsilon.
 
     One total per set of records, because publications about the same records add up."""
+    from orchestrator.report.tables.render import one_line
     from orchestrator.results.account import account_of
 
     found = account_of(places, delta)
@@ -43,15 +44,16 @@ def account(
         emit_json(_as_json(found))
         return
     for records in found.records:
-        echo(f"records    {records.name}")
-        echo(f"data       {', '.join(records.data)}")
+        echo(f"records    {one_line(records.name)}")
+        echo(f"data       {one_line(', '.join(records.data))}")
         for (place, what), epsilon in records.by_place.items():
-            echo(f"published  {place}\n           {what}\n           eps {_shown(epsilon)} on its own")
+            echo(f"published  {one_line(place)}\n           {one_line(what)}")
+            echo(f"           eps {_shown(epsilon)} on its own")
         echo(f"total      {_total(records)}\n")
     if not found.records:
         echo("Nothing here is meant for publication.\n")
     for item in found.for_analyst:
-        echo(f"analyst    {item.place}\n           {item.what}; not for publication")
+        echo(f"analyst    {one_line(item.place)}\n           {one_line(item.what)}; not for publication")
     if found.for_analyst:
         echo("")
     echo(ASSUMPTIONS)

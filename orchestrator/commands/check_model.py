@@ -13,7 +13,7 @@ from orchestrator.console import echo, emit_json
 def check_model(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Model as in a study, for example low-rank:8.")],
     features: Annotated[
-        int, typer.Option(min=1, help="Features of the rows; a network may need a number of them.")
+        int, typer.Option(min=1, help="Number of features of a row; some networks accept only one.")
     ] = 6,
     json: Json = False,
 ) -> None:

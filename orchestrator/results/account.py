@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,8 +25,11 @@ from trainables.privacy.sampled import Sampled
 
 SEARCH_FILES = "tables/, figures/, timing/, report.html, best.yaml"
 MOST_RELEASES = 10**12
-NETWORK = ".safetensors"
-"""Suffix of a saved network's file."""
+LARGEST_MULTIPLIER = 1e9
+SMALLEST_MULTIPLIER = 1e-9
+"""Of the noise, unless it is 0."""
+NETWORK, PROVENANCE = ".safetensors", "fedsweep"
+"""Suffix of a saved network's file, and the name of its account in the metadata."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,9 @@ def _results(place: str) -> Iterator[Item]:
 def _is_model(file: Path) -> bool:
     try:
         if file.suffix == NETWORK:
-            return bool(_provenance(file))
+            from trainables.models import safetensors  # imports torch
+
+            return PROVENANCE in safetensors.metadata(file)
         with open_plain(file, follow=True) as content, zipfile.ZipFile(content) as archive:
             return {"weights.npy", "about.npy"} <= set(archive.namelist())
     except (*READ_ERRORS, ValueError, UserError):  # UserError: a pipe or a device
@@ -159,37 +163,47 @@ def _model(file: Path) -> Item:
         data, records, delta = str(about["data"]), str(about["records"]), float(about["delta"])
         privacy, method = about["trial"]["privacy"], about["trial"]["method"]
         what, tags = f"a model of {method}", frozenset({records or data})
-        if about["secret_noise"] is not True:
+        if not isinstance(about["secret_noise"], bool):
+            raise ValueError(f"secret_noise = {about['secret_noise']!r} is neither true nor false")
+        if not about["secret_noise"]:
             return Item(str(file), f"{what}, whose noise anyone can compute from its seed", data, tags, records)
-        published = Publication(privacy["level"], privacy["adjacency"], tuple(map(_release, about["releases"])))
+        releases = tuple(map(_release, about["releases"]))
+        if not releases:
+            raise ValueError("it has no releases")
+        published = Publication(privacy["level"], privacy["adjacency"], releases)
         one_of(LEVELS, level=str(published.level))
         one_of(ADJACENCIES, adjacency=str(published.adjacency))
         in_range(0, 1, "()", delta=delta)
     except (KeyError, TypeError, ValueError, OverflowError, UserError) as error:
-        reason = str(error) if isinstance(error, UserError) else repr(error)
+        reason = str(error) if isinstance(error, UserError | ValueError) else repr(error)
         raise UserError(f"{file} has no complete account: {reason}") from None
     return Item(str(file), f"{what} with secret noise", data, tags, records, published, delta, identity)
 
 
 def _provenance(file: Path) -> tuple[dict[str, Any], str]:
     """The trial and the account of a saved model, and a hash of its weights."""
-    from trainables.federation import safetensors  # imports torch
     from trainables.federation.saved_model import SavedModel
+    from trainables.models import safetensors  # imports torch
 
     if file.suffix != NETWORK:
         saved = SavedModel.load(file)
         return saved.provenance, hashlib.sha256(saved.weights.tobytes()).hexdigest()
     try:
-        about = json.loads(safetensors.metadata(file)["fedsweep"])["provenance"]
-    except (KeyError, TypeError, ValueError):
-        raise UserError(f"{file} has no account of fedsweep in its metadata") from None
-    return dict(about), hashlib.sha256(file.read_bytes()).hexdigest()
+        about = json.loads(safetensors.metadata(file)[PROVENANCE])["provenance"]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        about = None
+    if not isinstance(about, dict):
+        raise UserError(f"{file} has no account of fedsweep in its metadata")
+    return about, hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _release(stated: Mapping[str, Any]) -> Sampled:
     """A checked release: a negative count would reduce the total of other publications."""
-    release = Sampled(int(stated["count"]), float(stated["multiplier"]), float(stated["rate"]))
-    in_range(0, MOST_RELEASES, count=release.count)
-    in_range(0, math.inf, "[)", multiplier=release.multiplier)
+    if type(stated["count"]) is not int:
+        raise ValueError(f"count = {stated['count']!r} is not a whole number")
+    release = Sampled(stated["count"], float(stated["multiplier"]), float(stated["rate"]))
+    in_range(1, MOST_RELEASES, count=release.count)
+    if release.multiplier:
+        in_range(SMALLEST_MULTIPLIER, LARGEST_MULTIPLIER, multiplier=release.multiplier)
     in_range(0, 1, "(]", rate=release.rate)
     return release

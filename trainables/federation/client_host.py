@@ -197,7 +197,10 @@ class ClientHost:
             x, y, rows = (work.data.load(name) for name in ("x", "y", "rows"))
             features_of = _reader(x, {client: rows[client] for client in clients})
             for batch, length in SHAPES[self.device].batches(clients, sizes, model.dimension, apart):
-                parts = [(at_cut(model, features_of(client), self.device), y[rows[client]]) for client in batch]
+                parts = [
+                    (at_cut(model, features_of(client), self.device, public_size=sizes[client]), y[rows[client]])
+                    for client in batch
+                ]
                 public_sizes = [sizes[client] for client in batch]
                 shard = Shard.build(parts, self.device, rows=length, sizes=public_sizes, precision=precision)
                 self._raw_batches.append(Batch.load(batch, shard, model))

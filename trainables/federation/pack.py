@@ -115,7 +115,9 @@ def check(trial: TrialSpec, problem: Problem) -> PrivacyPlan:
         )
     _check_hyperparameters_of_model(trial, problem.model)
     if not method.accepts(problem.model):
-        raise UserError(f"model = {trial.problem.model!r}: {method.name} cannot be run on it: it needs {method.needs}")
+        raise UserError(
+            f"model = {trial.problem.model!r}: {method.name} cannot train it; the method needs {method.needs}"
+        )
     most, layers = program_of(trial).most_layers, len(problem.model.blocks)
     if most is not None and layers > most:
         raise UserError(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import zipfile
+from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,14 +18,11 @@ from trainables import models, plugins
 from trainables.data.feature_file import READ_ERRORS, read_backbone
 from trainables.data.names import check_text
 from trainables.errors import UserError
-from trainables.federation import safetensors
 from trainables.files import PRIVATE, PUBLIC, open_plain, replacing
+from trainables.models import safetensors
 from trainables.models.network import NetworkModel
 from trainables.models.network_settings import is_network
 from trainables.models.shard import Shard
-
-if TYPE_CHECKING:
-    from trainables.federation.torch_model import TorchModel
 
 FORMAT = 1
 LARGEST = 10**9  # largest number of features or classes
@@ -59,9 +57,8 @@ class SavedModel:
         if path.exists():
             raise UserError(f"{path} exists already; choose another name")
         if is_network(self.model):
-            network = models.parse(self.model, features=self.features, classes=self.classes)
+            network = self._parsed()
             assert isinstance(network, NetworkModel)
-            network = network.configured(self.provenance["trial"]["hyperparameters"])
             own = {"class_names": self.class_names, "model": network.settings.text, "provenance": self.provenance}
             arrays, private = network.state_dict(torch.tensor(self.weights)), bool(self.provenance.get("secret_noise"))
             safetensors.write(path, arrays, {"fedsweep": json.dumps(own)}, private=private)
@@ -138,7 +135,7 @@ class SavedModel:
         """(rows, classes), higher for more likely classes; for a model of counts, the log of the expected count."""
         if x.ndim != 2 or x.shape[1] != self.features:
             raise UserError(f"features of shape {x.shape}: the model needs the shape (rows, {self.features})")
-        head = models.parse(self.model, features=self.features, classes=self.classes)
+        head = self._parsed()
         rows = Shard.build([(models.at_cut(head, x), np.zeros(len(x), dtype=np.int64))]).x[0]
         return head.scores(rows, torch.tensor(self.weights)).numpy()
 
@@ -148,14 +145,24 @@ class SavedModel:
             raise UserError("a model of counts has no probabilities of classes; use its scores")
         return torch.tensor(self.scores(np.asarray(x, dtype=np.float32))).double().softmax(1).numpy()
 
-    def to_torch(self, backbone: str = "") -> TorchModel:
+    def to_torch(self, backbone: str = "") -> torch.nn.Module:
         """The model as a torch module, backbone and head; only the head, which takes features, if the model records no
-        backbone. `backbone`: MODULE:FUNCTION, if the backbone is a function of yours, which is then called."""
+        backbone. A network is the chain of its stages, which takes features. `backbone`: MODULE:FUNCTION, if the
+        backbone is a function of yours, which is then called."""
         from trainables.federation.torch_model import TorchModel, backbone_of
 
-        head = models.parse(self.model, features=self.features, classes=self.classes)
+        head = self._parsed()
+        if isinstance(head, NetworkModel):
+            return torch.nn.Sequential(OrderedDict(head.plain(torch.tensor(self.weights)).stages)).eval()
         found = backbone_of(self.backbone, named=backbone) if self.backbone else None
         return TorchModel(found, head, torch.tensor(self.weights)).eval()
+
+    def _parsed(self) -> models.Model:
+        """The model, with those hyperparameters of the trial that belong to it."""
+        found = models.parse(self.model, features=self.features, classes=self.classes)
+        if is_network(self.model):
+            return models.configured(found, self.provenance["trial"]["hyperparameters"])
+        return found
 
 
 def check_file_name(path: Path, model: str) -> None:

@@ -330,7 +330,7 @@ class Method(ABC):
     """Whether it preconditions with a matrix that is not diagonal. Tables compare these methods with the others."""
 
     needs: ClassVar[str] = "another model"
-    """What a model must be to be accepted, for a message."""
+    """Which models it accepts, as the end of a message."""
 
     def accepts(self, model: Model) -> bool:
         """Whether it can train this model."""

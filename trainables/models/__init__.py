@@ -100,9 +100,10 @@ def weights_hash(text: str, *, features: int, classes: int) -> str:
     return model.network.weights_hash
 
 
-def at_cut(model: Model, x: NDArray[np.float32], device: str = "cpu") -> NDArray[np.float32]:
-    """Rows of features as the model takes them: for a network, its activations at the cut."""
-    return model.at_cut(x, device) if isinstance(model, NetworkModel) else x
+def at_cut(model: Model, x: NDArray[np.float32], device: str = "cpu", *, public_size: int = 0) -> NDArray[np.float32]:
+    """Rows of features as the model takes them: for a network, its activations at the cut, computed with at least
+    `public_size` rows."""
+    return model.at_cut(x, device, public_size=public_size) if isinstance(model, NetworkModel) else x
 
 
 def configured(model: Model, hyperparameters: Mapping[str, Any]) -> Model:

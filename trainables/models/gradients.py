@@ -1,6 +1,7 @@
 """Norms and weighted sums of per-example gradients with respect to one array of parameters.
 
-    Expanded    the gradients themselves: of norm layers, biases and LoRA factors, which are small
+    Expanded    the gradients themselves: of norm layers, biases, and LoRA factors of a layer that a row reaches at
+                several positions, which are small
     Outer       e a^T of a large layer, with one input a and one derivative e of its output per row; it is not stored,
                 and its norm is |e| |a|
 

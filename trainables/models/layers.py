@@ -18,7 +18,9 @@ from torch.nn import functional
 from trainables.models import kernels
 from trainables.models.gradients import Expanded, Gradients, of_product
 
-NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm, nn.GroupNorm)
+OF_POSITIONS = (nn.LayerNorm, nn.RMSNorm)
+"""Norm layers that normalise the last axes, each position for itself."""
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm, *OF_POSITIONS)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 LINEAR = (nn.Linear,)
 WITH_BIAS = (*LINEAR, *CONVOLUTIONS)
@@ -83,7 +85,7 @@ class NormLayer(Layer):
             return torch.addcmul(_channels(shift, x), x, _channels(factor, x))
         weight, bias = self._parameters()
         normal = self._normalised(x)
-        if isinstance(self.module, nn.LayerNorm):
+        if isinstance(self.module, OF_POSITIONS):
             return normal * weight.to(x.dtype) + bias.to(x.dtype)
         return torch.addcmul(_channels(bias, x), normal, _channels(weight, x))
 
@@ -125,11 +127,13 @@ class NormLayer(Layer):
     def _normalised(self, x: Tensor) -> Tensor:
         if isinstance(self.module, nn.LayerNorm):
             return functional.layer_norm(x, self.module.normalized_shape, eps=self.module.eps)
+        if isinstance(self.module, nn.RMSNorm):
+            return functional.rms_norm(x, self.module.normalized_shape, eps=self.module.eps)
         return functional.group_norm(x, self.module.num_groups, eps=self.module.eps)  # type: ignore[arg-type]
 
     def _sum(self, values: Tensor) -> Tensor:
         """The sum over all positions of a row: (n, size)."""
-        if isinstance(self.module, nn.LayerNorm):
+        if isinstance(self.module, OF_POSITIONS):
             shape = self.module.normalized_shape
             return (
                 values.flatten(1, -len(shape) - 1).sum(1).flatten(1)

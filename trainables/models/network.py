@@ -10,7 +10,7 @@ import contextlib
 import copy
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +24,12 @@ from trainables.models.network_settings import NetworkSettings
 from trainables.models.shard import Diagnostics, Shard
 from trainables.plugin_errors import plugin_errors
 
+if TYPE_CHECKING:
+    from trainables.models.networks import Network
+
 CELLS = {"cpu": 1 << 22, "cuda": 1 << 30}
 """Largest total size of the trained layers' outputs for a block of rows."""
-ALL_CELLS = 8  # times as large may be the outputs of all layers, most of which are not kept
+ALL_CELLS = 8  # the outputs of all layers, most of which are not kept, may be this many times as large
 LARGEST_BLOCK = 1 << 14  # rows
 RECORDED_BYTES = 8  # memory that a recording keeps for every number in the outputs of a block's layers
 RECORDED_SHARE = 0.125  # largest share of a GPU's memory for a recording
@@ -69,12 +72,15 @@ class NetworkModel(Head):
     def _measure(self) -> None:
         """Check the network, and measure its sizes."""
         from trainables.models import network_check  # imports torch
+        from trainables.models.tail import Tail
 
-        tail = self._tail("cpu", torch.float32)
+        tail = Tail(self.settings.with_scales(1.0), self.network)  # a small scale would hide errors
         self._shapes = tail.shapes(self.classes)
         trained = 0.1 * torch.randn(self.dimension, generator=torch.Generator().manual_seed(0))
         try:
-            forward = network_check.checked(tail, self.arrays(self.initial(0) + trained), self.features)
+            with _fixed_algorithms():
+                arrays, known = self.arrays(self.initial(0) + trained), self.network.takes_images
+                forward = network_check.checked(tail, arrays, self.features, known=known)
         except UserError as error:
             raise UserError(f"network {self.settings.network!r}: {error}") from None
         self.cut_shape = forward.cut_shape
@@ -102,15 +108,20 @@ class NetworkModel(Head):
                 values.zero_()
         return weights
 
-    def at_cut(self, x: NDArray[np.float32], device: str = "cpu") -> NDArray[np.float32]:
-        """Rows of features as flat activations at the cut."""
+    def at_cut(self, x: NDArray[np.float32], device: str = "cpu", *, public_size: int = 0) -> NDArray[np.float32]:
+        """Rows of features as flat activations at the cut. `public_size`: compute at least this many rows, because
+        algorithms are chosen, and round, by the number of rows."""
         tail, step = self._tail(device, torch.float32), _largest_block(ALL_CELLS * CELLS[device] // self._prefix_values)
+        count = len(x)
+        if count < public_size:
+            x = np.concatenate([x, np.zeros((public_size - count, self.features), dtype=np.float32)])
         with torch.no_grad(), _fixed_algorithms():
             parts = [
-                tail.prefix(torch.from_numpy(x[start : start + step]).to(device)).flatten(1).cpu().numpy()
+                tail.at_cut(torch.from_numpy(x[start : start + step]).to(device)).flatten(1).cpu().numpy()
                 for start in range(0, len(x), step)
             ]
-        return np.concatenate(parts) if parts else np.zeros((0, int(np.prod(self.cut_shape))), dtype=np.float32)
+        empty = np.zeros((0, int(np.prod(self.cut_shape))), dtype=np.float32)
+        return np.concatenate([empty, *parts])[:count]
 
     def clipped_gradient_sum(
         self,
@@ -160,7 +171,8 @@ class NetworkModel(Head):
         return super().evaluate(shard.without_centres(), theta)
 
     def feature_sum(self, shard: Shard, bound: float) -> torch.Tensor:
-        """For every client, the sum of its rows' head inputs before training, each clipped; in float64."""
+        """For every client, the sum of its rows' head inputs before training, each clipped; in float64. An absent
+        record adds nothing."""
         tail = self._tail(shard.x.device.type, torch.float32)
         start = self.arrays(torch.zeros(self.dimension, device=shard.x.device))
         total = torch.zeros(shard.clients, tail.inputs, dtype=torch.float64, device=shard.x.device)
@@ -168,15 +180,18 @@ class NetworkModel(Head):
             with torch.no_grad(), _fixed_algorithms():
                 x = self._at_cut_shape(shard.x[client, rows, :-1].float())
                 inputs = tail.head_inputs(x, start).double().nan_to_num(0, 0, 0)
+            inputs = inputs.masked_fill(~torch.isfinite(shard.norm[client, rows, :1]), 0)
             norm = torch.linalg.vector_norm(inputs, dim=1, keepdim=True)
             total[client] += (inputs * (bound * (1 - MARGIN) / norm).clamp(max=1)).nan_to_num(0).sum(0)
         return total
 
+    def plain(self, weights: torch.Tensor) -> Network:
+        """The plain torch module with these weights."""
+        found: Network = self._tail("cpu", torch.float32).plain(self.arrays(weights))
+        return found
+
     def state_dict(self, weights: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The state dict of the plain torch module with these weights."""
-        found: dict[str, torch.Tensor] = (
-            self._tail("cpu", torch.float32).plain(self.arrays(weights)).module.state_dict()
-        )
+        found: dict[str, torch.Tensor] = self.plain(weights).module.state_dict()
         return found
 
     def can_be_recorded(self, shard: Shard) -> bool:

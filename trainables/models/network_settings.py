@@ -70,6 +70,9 @@ class NetworkSettings:
         named = [name.partition(":") for name in self.train]
         return [pattern or "*" for found, _, pattern in named if found == kind]
 
+    def with_scales(self, scale: float) -> NetworkSettings:
+        return replace(self, norm_scale=scale, bias_scale=scale, lora_scale=scale)
+
     def with_hyperparameters(self, given: Mapping[str, Any]) -> NetworkSettings:
         """The settings with those hyperparameters of a trial that belong to the model."""
         own = {name: given[name] for name in HYPERPARAMETERS if name in given}

@@ -2,14 +2,14 @@
 
 A network is a chain of named stages, and the last one is its head, a linear layer. An `nn.Sequential` is such a chain;
 another module has a method `stages` that returns one, as an `nn.Sequential` or as a dict of modules. The first stage
-takes rows of features.
+takes rows of features. A module can be several stages, such as an activation without parameters.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -25,6 +25,7 @@ from trainables.data.sources.catalogue import WEIGHTS
 from trainables.errors import LOAD_A_PLUGIN, UserError
 from trainables.files import current_folder
 from trainables.models.network_settings import NETWORKS, NetworkSettings
+from trainables.models.safetensors import NAMES
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,13 @@ class Network:
 
     @cached_property
     def weights_hash(self) -> str:
-        """Hash of all parameters and buffers."""
+        """Hash of all parameters and buffers, without those of the head, which is replaced."""
         found = hashlib.sha256()
-        for name, value in self.module.state_dict().items():
+        replaced = {id(value) for value in list(self.stages.values())[-1].state_dict(keep_vars=True).values()}
+        for name, value in self.module.state_dict(keep_vars=True).items():
+            if id(value) in replaced:
+                continue
+            value = value.detach()
             found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
             found.update(value.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         return found.hexdigest()[:16]
@@ -69,12 +74,34 @@ def load(settings: NetworkSettings, features: int, classes: int) -> Network:
         raise UserError(f"network = {name!r} is unknown; choose one of: {', '.join(known)}{LOAD_A_PLUGIN}")
     if settings.weights:
         raise UserError(f"weights = {settings.weights!r}: the plug-in that defines network {name!r} loads its weights")
+    network = _of_plugin(name, features, classes)
+    if network.weights_hash != _of_plugin(name, features, classes).weights_hash:
+        raise UserError(
+            f"network {name!r} has other weights each time it is made; load them from a file, or call "
+            "torch.manual_seed before"
+        )
+    return network
+
+
+def _of_plugin(name: str, features: int, classes: int) -> Network:
     module = NETWORKS[name](features, classes)
-    if not (isinstance(module, nn.Sequential) or hasattr(module, "stages")):
-        raise UserError(f"network {name!r} must be a torch.nn.Sequential, or have a method `stages` that returns one")
-    module = module.float()
-    stages = module.stages() if hasattr(module, "stages") else module
-    return Network(module, dict(stages.named_children()) if isinstance(stages, nn.Sequential) else dict(stages))
+    made = getattr(module, "stages", None)
+    stages = made() if callable(made) and not isinstance(made, nn.Module) else module
+    if isinstance(stages, nn.Sequential):
+        stages = stages._modules  # named_children leaves out the second use of a module
+    if not isinstance(stages, Mapping) or not all(isinstance(stage, nn.Module) for stage in stages.values()):
+        raise UserError(
+            f"network {name!r} must be a torch.nn.Sequential, or have a method `stages` that returns one or a dict of "
+            "modules"
+        )
+    if not stages:
+        raise UserError(f"network {name!r} has no stages")
+    network = Network(module.float(), dict(stages))
+    for entry, value in network.module.state_dict().items():
+        if not isinstance(value, Tensor) or value.dtype not in NAMES:
+            kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+            raise UserError(f"network {name!r}: a safetensors file cannot hold {entry!r} of type {kind}")
+    return network
 
 
 @cache

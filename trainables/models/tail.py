@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import fnmatch
 import itertools
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from trainables.errors import UserError
 from trainables.models.gradients import Gradients, Outer, joined
@@ -29,8 +31,6 @@ class Tail:
         module, stages = copy.deepcopy((network.module, network.stages))
         self.module = module
         names = list(stages)
-        if not names:
-            raise UserError(f"network = {settings.network!r} has no stages")
         last = stages[names[-1]]
         if not isinstance(last, nn.Linear):
             raise UserError(f"network = {settings.network!r}: its last stage {names[-1]!r} must be a torch.nn.Linear")
@@ -76,11 +76,18 @@ class Tail:
             shapes |= layer.shapes()
         return shapes
 
+    def at_cut(self, rows: Tensor) -> Tensor:
+        """The activations of rows of features at the cut."""
+        with _every_layer_is_called():
+            found: Tensor = self.prefix(rows)
+        return found
+
     def head_inputs(self, x: Tensor, arrays: Mapping[str, Tensor], *, recording: bool = False) -> Tensor:
         """What the head multiplies, (n, inputs), in float32."""
         for layer in self.layers:
             layer.values, layer.recording, layer.inputs, layer.outputs = arrays, recording, [], []
-        found = self.body(x)
+        with _every_layer_is_called():
+            found = self.body(x)
         if found.dim() != 2 or found.shape[1] != self.inputs:
             raise UserError(
                 f"the stages before the head give {tuple(found.shape)}, the head takes (rows, {self.inputs})"
@@ -130,6 +137,18 @@ class Tail:
         return Network(module.eval(), {**stages, list(stages)[-1]: head})
 
 
+@contextlib.contextmanager
+def _every_layer_is_called() -> Iterator[None]:
+    """Outside of training, torch computes a whole layer of a transformer by one function, which ignores trained
+    parts."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
 def _trained_layers(settings: NetworkSettings, module: nn.Module, body: nn.Module) -> Iterator[Layer]:
     """The layers of `body` that train. Raises if a pattern of the settings matches none."""
     behind_the_cut = set(map(id, body.modules()))
@@ -139,6 +158,8 @@ def _trained_layers(settings: NetworkSettings, module: nn.Module, body: nn.Modul
     names: dict[str, list[str]] = {kind: [] for kind in patterns}
 
     def trains(kind: str, name: str, part: nn.Module, types: tuple[type, ...]) -> bool:
+        if isinstance(part, NonDynamicallyQuantizableLinear):  # of MultiheadAttention, which uses only its weights
+            return False
         if isinstance(part, types):
             names[kind].append(name)
         matching = [

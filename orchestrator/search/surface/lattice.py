@@ -46,7 +46,7 @@ class Lattice:
         how many steps axes continue below and above their ends."""
         hypers = search_spaces.hyperparameters_of(space.method)
         dense = {name for name in space.coarse if not (packs_save_time and hypers[name].shared)}
-        self._static = [name for name in space.coarse if packs_save_time and hypers[name].static]
+        self._shared = [name for name in space.coarse if packs_save_time and hypers[name].shared]
         numeric = sum(search_spaces.is_numeric(space.coarse[name]) and len(space.coarse[name]) > 1 for name in dense)
         least = values or max(FEWEST_VALUES, min(MOST_VALUES, int(LARGEST ** (1 / max(1, numeric)))))
         self.space = space
@@ -109,7 +109,7 @@ class Lattice:
     def groups(self) -> NDArray[np.int64]:
         """A number for every configuration: the same for those that can share a pack."""
         numbers: dict[tuple[object, ...], int] = {}
-        keys = (tuple(configuration[name] for name in self._static) for configuration in self.configurations)
+        keys = (tuple(configuration[name] for name in self._shared) for configuration in self.configurations)
         return np.array([numbers.setdefault(key, len(numbers)) for key in keys])
 
     def design(self, count: int, seed: int) -> list[Configuration]:

@@ -28,7 +28,7 @@ TRIAL_NOISE, TRIAL_ROWS = 0.7, 5000
 DOUBT = 0.1
 """Standard deviation of the interpolation half way between two budgets, relative to the difference of their scores."""
 CAUTIOUS = 0.25
-"""A fraction of the distance between two budgets. Closer than this to one of them, its score counts more."""
+"""Within this fraction of the distance to a budget, the score of that budget counts more."""
 STEEP = 20.0
 """Difference between the scores at two budgets, in points, from which the lower one counts between them."""
 FLOOR = 0.01

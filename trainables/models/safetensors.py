@@ -1,4 +1,4 @@
-"""Writes safetensors files: arrays by name and text as metadata, without code. Any reader of the format loads them."""
+"""Safetensors files: arrays by name and text as metadata, without code. Any reader of the format loads them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def metadata(path: Path) -> dict[str, str]:
             found = json.loads(file.read(size))["__metadata__"] if 0 < size <= LONGEST_HEADER else None
             if isinstance(found, dict):
                 return found
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, RecursionError):
             pass
     raise UserError(f"{path} is not a safetensors file with metadata")
 
