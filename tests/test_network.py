@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import struct
 from dataclasses import replace
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ from orchestrator.execution import study_run
 from orchestrator.execution.pack_cost import LAYER_S, NOISE_S, PackCost
 from orchestrator.execution.packing import passes
 from orchestrator.execution.progress import View
-from orchestrator.execution.training import saved_model, set_up, train
+from orchestrator.execution.training import from_best, saved_model, set_up, train
 from orchestrator.execution.training_options import TrainingOptions
 from orchestrator.study.reading import parse
 from trainables import methods, models, plugins
@@ -473,6 +474,11 @@ def test_the_page_shows_the_example_and_its_study_runs(tmp_path):
     table = (tmp_path / "results" / "tables" / "accuracy.md").read_text()
     assert "DP-FedGD, LoRA" in table
     assert "DP-FedGD, head alone" in table
+    best = tmp_path / "results" / "best.yaml"
+    assert from_best(best, "LoRA", 42, None).trial.code
+    best.write_text(re.sub(r"code: \S+", "code: 0123", best.read_text()))
+    with pytest.raises(UserError, match="the weights of the network have changed"):
+        from_best(best, "LoRA", 42, None)
 
 
 def read_safetensors(path):

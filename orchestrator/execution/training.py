@@ -229,6 +229,10 @@ def from_cells(
             validation_by=entry.get("validation_by", "row"),
             **{name: entry[name] for name in names},
         )
+        if training.trial.code != entry.get("code", ""):
+            raise UserError(
+                f"{file}: since the sweep, the code of a plug-in or the weights of the network have changed"
+            )
         named = records or entry.get("records", "")
         training = replace(training, data_id=DataSettings(source=name).id, records=named)
         return with_secret_noise(training) if secret_noise else training

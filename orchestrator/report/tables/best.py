@@ -81,6 +81,7 @@ def _entry(cell: SearchedCell, runs: Mapping[int, Row], choice: Choice | None) -
         "clients": problem.partition.clients,
         "partition_seed": _partition_seed(runs),
         "model": problem.model,
+        **({"code": trial.code} if trial.code else {}),
         "train_on": problem.train_on,
         "evaluate_on": problem.evaluate_on,
         **({"metrics": list(trial.metrics)} if trial.metrics else {}),
