@@ -409,6 +409,23 @@ def test_the_paired_audit_passes():
         NETWORKS.pop("words")
 
 
+@pytest.mark.audits
+def test_the_audit_passes_for_a_centred_network_that_maps_zeros_far_away(monkeypatch):
+    """The row of an absent record is zeros. Its head input is not."""
+
+    class Shift(nn.Module):
+        def forward(self, x):
+            return 100 * (x - 0.5)
+
+    def shifted(features: int, classes: int) -> nn.Module:
+        return nn.Sequential(Shift(), nn.Linear(features, classes))
+
+    monkeypatch.setitem(NETWORKS, "shifted", shifted)
+    claim, text = PrivacySettings(epsilon=1.0, adjacency="zero-out"), "network:shifted,cut=none,train=head"
+    result = paired.audit("dp-fedgd", claim, {}, model=text, center=0.9, rounds=1, repetitions=10_000)
+    assert not result.caught
+
+
 @pytest.mark.parametrize(
     ("text", "error"),
     [
