@@ -394,7 +394,7 @@ def test_the_centre_of_the_head_inputs_moves_into_the_saved_constant():
 
 @pytest.mark.audits
 def test_the_paired_audit_passes():
-    text = "network:words,cut=none,train=norm+lora+head"
+    text = "network:words,cut=none,train=norm+lora+head,rank=1"
 
     def words(features: int, classes: int) -> nn.Module:
         torch.manual_seed(0)
