@@ -262,14 +262,14 @@ def _collect(work: Path, keep: Path, page: Path | None) -> None:
                 _copy(path, keep / name / path.relative_to(work / name))
         _remove_dead_links(keep / name / "tables" / "README.md")
         (keep / name / "made.json").write_text(json.dumps(made[name], indent=1) + "\n")
+    kept = {name: keep / name / "made.json" for name in STUDIES}
+    made = {name: json.loads(file.read_text()) for name, file in kept.items() if file.is_file()}
     if compared := [work / name for name in names if name not in NOT_COMPARED]:
         shutil.rmtree(keep / "compare", ignore_errors=True)
         summary = ("--page", page, "--made", _made_text(made, os.path.relpath(keep, page.parent))) if page else ()
         _fedsweep("compare", *compared, "--to", keep / "compare", *summary)
         record = {"command": "python -m benchmarks.reproduce collect", "commit": _commit(), "studies": names}
         (keep / "compare" / "made.json").write_text(json.dumps(record, indent=1) + "\n")
-    kept = {name: keep / name / "made.json" for name in STUDIES}
-    made = {name: json.loads(file.read_text()) for name, file in kept.items() if file.is_file()}
     (keep / "README.md").write_text(_readme(made), encoding="utf-8")
 
 

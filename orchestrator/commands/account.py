@@ -23,9 +23,7 @@ public. A total covers only the publications listed above it."""
 def account(
     places: Annotated[
         list[str],
-        typer.Argument(
-            metavar="DIR [DIR2 ...]", help="Results folders or their URLs, saved models, or folders that hold either."
-        ),
+        typer.Argument(metavar="DIR", help="Results folders or their URLs, saved models, or folders that hold either."),
     ],
     delta: Annotated[
         float | None,

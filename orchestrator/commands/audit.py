@@ -60,7 +60,11 @@ def audit(
         str, typer.Option(help="With --program: the data that canaries are planted in.")
     ] = "synthetic-frozen:2000,200,20,4",
     defaults: Annotated[
-        bool, typer.Option("--defaults", help="Audit the method's defaults, not the settings that reveal most.")
+        bool,
+        typer.Option(
+            "--defaults",
+            help="Audit the default hyperparameters, not the settings that reveal most. Not the --defaults of train.",
+        ),
     ] = False,
     cell: Annotated[str | None, typer.Option(help="With a results folder: the cell.  [default: the only one]")] = None,
     canaries: Annotated[

@@ -13,7 +13,7 @@ from trainables.files import subfolder
 
 def compare(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="DIR...", help="Results folders, or folders of results folders.")
+        list[Path], typer.Argument(metavar="DIR", help="Results folders, or folders of results folders.")
     ],
     to: Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder.  [default: DIR/compare]")] = None,
     page: Annotated[

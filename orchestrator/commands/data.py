@@ -19,7 +19,9 @@ data.command()(prepare)
 
 @data.command(name="list")
 def list_(json: Json = False) -> None:
-    """List the data sets that can be prepared, with their sources, and mark those that exist."""
+    """List the published data sets.
+
+    Shows their sources, and which of them are prepared."""
     from trainables.data.sources import catalogue, fetching
 
     folder = fetching.data_folder()
@@ -47,11 +49,13 @@ def list_(json: Json = False) -> None:
 @data.command()
 def verify(
     paths: Annotated[
-        list[Path] | None, typer.Argument(metavar="FILE...", help="Feature files.  [default: all prepared ones]")
+        list[Path] | None, typer.Argument(metavar="FILE", help="Feature files.  [default: all prepared ones]")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Check that feature files are valid, and that downloads match their checksums."""
+    """Check feature files and downloads.
+
+    Arrays and downloads must match their checksums."""
     from trainables.data import features
     from trainables.data.sources import catalogue, fetching, preparing
     from trainables.errors import UserError

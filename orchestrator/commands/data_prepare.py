@@ -31,13 +31,16 @@ def prepare(
     names: Annotated[
         list[str],
         typer.Argument(
-            metavar="NAME...",
+            metavar="NAME",
             help="See `fedsweep data list`; or a folder of images with a subfolder per class, or a table.",
         ),
     ],
     backbone: Annotated[
         str,
-        typer.Option(help="Backbone of your images or texts, such as efficientnet-lite0, timm.MODEL, MODULE:FUNCTION."),
+        typer.Option(
+            help="Backbone of your images or texts, such as efficientnet-lite0, timm.MODEL, MODULE:FUNCTION or "
+            "FILE.py:FUNCTION."
+        ),
     ] = "",
     image: Annotated[str, typer.Option(metavar="COLUMN", help="Column of a table with the paths of images.")] = "",
     text: Annotated[str, typer.Option(metavar="COLUMN", help="Column of a table with texts.")] = "",
@@ -62,8 +65,9 @@ def prepare(
         Path | None, typer.Option(metavar="FILE", help="State dict of the backbone, instead of the published one.")
     ] = None,
 ) -> None:
-    """Extract features of published data, of your images or of your texts. Published data is downloaded and verified.
-    Existing feature files are kept."""
+    """Extract features of images or texts.
+
+    Published data is downloaded and verified; images and texts can also be yours. Existing feature files are kept."""
     from trainables import plugins
     from trainables.data.backbones.backbone import is_function
     from trainables.data.importing.schema import Schema

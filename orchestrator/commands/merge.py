@@ -11,7 +11,7 @@ from trainables import plugins
 
 
 def merge(
-    parts: Annotated[list[str], typer.Argument(metavar="DIR...", help="Results folders of one study, or their URLs.")],
+    parts: Annotated[list[str], typer.Argument(metavar="DIR", help="Results folders of one study, or their URLs.")],
     results: Annotated[str, typer.Option(metavar="DIR", help="Folder or URL for the merged results.")],
 ) -> None:
     """Merge results of a study that ran in parts. `run --shard` makes parts; `resume` runs missing trials."""

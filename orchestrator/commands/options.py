@@ -15,6 +15,7 @@ from trainables.choices import Clients
 from trainables.errors import UserError, in_range
 
 Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON to standard output.")]
+JsonEvents = Annotated[bool, typer.Option("--json", help="Print one line of JSON per event to standard output.")]
 DATA_HELP = (
     "Feature file (.npz), table with a schema (.csv, .parquet, .jsonl, .svm, .npy), "
     "synthetic-frozen[:TRAIN,TEST,FEATURES,CLASSES], synthetic:ALPHA,BETA, or "
@@ -68,7 +69,7 @@ class RunOptions:
     resource: Resources = None
     stop_after: StopAfter = None
     shard: Shard = None
-    json: Json = False
+    json: JsonEvents = False
 
 
 def training_options(*names: str, **defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:

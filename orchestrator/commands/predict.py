@@ -31,7 +31,10 @@ def predict(
     output: Annotated[Path, typer.Option(metavar="FILE.csv", help="Output file, one line per row.")],
     probabilities: Annotated[bool, typer.Option("--probabilities", help="Also write a probability per class.")] = False,
     backbone: Annotated[
-        str, typer.Option(metavar="MODULE:FUNCTION", help="Your function that returns the model's backbone.")
+        str,
+        typer.Option(
+            metavar="MODULE:FUNCTION", help="Your function that returns the model's backbone; or FILE.py:FUNCTION."
+        ),
     ] = "",
     weights: Annotated[
         Path | None, typer.Option(metavar="FILE", help="State dict of the backbone, if it was not the published one.")

@@ -15,7 +15,7 @@ from orchestrator.console import echo
 def report(
     folder: Folder,
     others: Annotated[
-        list[str] | None, typer.Argument(metavar="[DIR2 ...]", help="Results folders to compare with the first.")
+        list[str] | None, typer.Argument(metavar="DIR2", help="Results folders to compare with the first.")
     ] = None,
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Output file.  [default: DIR/report.html]")
