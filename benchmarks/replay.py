@@ -239,7 +239,7 @@ class Replay:
     def expected(self, budget: int) -> Expected:
         """The expected scores of all configurations at a budget that was not searched."""
         searched = {number: self.noise(own) for number, own in enumerate(self.budgets)}
-        return self.surface.between(self.table.lattice.points, self.noise(budget), searched)
+        return self.surface.between(self.table.lattice.points, searched).at(self.noise(budget))
 
     def predict_searched(self) -> None:
         """Add the predictions at the searched budgets."""

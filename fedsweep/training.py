@@ -110,7 +110,13 @@ def _with_options(
     def decorate(function: Callable[[Data, TrainingOptions], R]) -> Callable[Concatenate[Data, P], R]:
         @functools.wraps(function)
         def call(data: Data, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            return function(data, options(*args, **kwargs))
+            try:
+                given = options(*args, **kwargs)
+            except TypeError as error:
+                raise UserError(
+                    str(error).replace("TrainingOptions.__init__()", f"fedsweep.{function.__name__}")
+                ) from None
+            return function(data, given)
 
         data, *_ = inspect.signature(function).parameters.values()
         keywords = inspect.signature(options).parameters.values()

@@ -171,6 +171,11 @@ def test_a_value_of_the_wrong_type_is_a_user_error(wrong, message):
         fedsweep.train(small.SMALL, method="dp-fedgd", epsilon=1, **wrong)
 
 
+def test_an_unknown_argument_is_a_user_error():
+    with pytest.raises(fedsweep.UserError, match=r"fedsweep\.train got an unexpected keyword argument 'budget'"):
+        fedsweep.train(small.SMALL, budget=3)
+
+
 def test_a_budget_is_stated_once():
     with pytest.raises(fedsweep.UserError, match="the budget is missing"):
         fedsweep.train(small.SMALL, method="dp-fedgd")

@@ -15,6 +15,7 @@ from orchestrator.report.tables.frontier import frontier
 from orchestrator.report.tables.selection_table import selection
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.winners import Results
+from orchestrator.study.study import Study
 from trainables.errors import UserError
 
 
@@ -91,6 +92,12 @@ def test_the_command_prints_answers_and_draws(folder):
     first = (folder / "figures" / "frontier.svg").read_bytes()
     assert CliRunner().invoke(app, ["frontier", str(folder), "--figure"]).exit_code == 0
     assert (folder / "figures" / "frontier.svg").read_bytes() == first
+    assert b"mathdefault" not in first, "numbers of a logarithmic axis are plain"
+
+
+def test_a_score_that_the_smallest_budget_reaches(folder):
+    run = CliRunner().invoke(app, ["frontier", str(folder), "--reach", "10"])
+    assert "reaches 10; smaller budgets were not searched" in run.output
 
 
 def test_a_score_that_no_budget_reaches_is_an_error(folder):
@@ -114,6 +121,10 @@ def test_tables_show_the_surface_its_uncertainty_and_its_errors(folder):
 
 
 def test_a_prediction_can_be_checked_by_training(surface):
-    found = confirmed(surface, surface.at(4.0), 2, None, None)
-    assert found.seeds == 2
+    methods = [surface.method.model_dump(), {"name": "dp-fedadam"}]
+    content = surface.study.model_dump() | {"methods": methods, "compare_to": "dp-fedadam"}
+    two_methods = replace(surface, study=Study.model_validate(content))
+    for each in (surface, two_methods):
+        found = confirmed(each, surface.at(4.0), 2, None, None)
+        assert found.seeds == 2
     assert 0 <= found.mean <= 100

@@ -59,6 +59,19 @@ def test_nothing_is_overwritten_and_no_other_file_is_taken_for_a_model(tmp_path)
         model.scores(np.zeros((2, 5), dtype=np.float32))
 
 
+def test_files_have_an_ending_that_account_finds(tmp_path):
+    run, came = trained()
+    for name in ("m.pt", "m", "m.safetensors"):
+        with pytest.raises(UserError, match=r"must end in \.npz"):
+            saved_model(run, came, secret=False).save(tmp_path / name)
+
+
+def test_only_the_command_converts_tables(tmp_path):
+    run, came = trained()
+    with pytest.raises(UserError, match="x is not an array of features"):
+        saved_model(run, came, secret=False).predict([["N719EV", "1"]])
+
+
 def test_the_command(fedsweep, tmp_path):
     run, came = trained()
     saved_model(run, came, secret=False).save(tmp_path / "m.npz")

@@ -988,7 +988,10 @@ def seconds_of_processor(folder: Path, trials: int) -> float:
 
 def test_twice_as_many_trials_take_about_twice_as_long(tmp_path):
     """To plan and record: no cost is quadratic."""
-    half, whole = (seconds_of_processor(tmp_path / str(count), count) for count in (2_400, 4_800))
+    half, whole = (
+        min(seconds_of_processor(tmp_path / f"{count}-{attempt}", count) for attempt in range(2))
+        for count in (2_400, 4_800)
+    )
     assert whole < 3 * half, f"{half:.1f} s for 2,400 trials, {whole:.1f} s for 4,800"
 
 

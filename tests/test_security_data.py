@@ -64,7 +64,7 @@ def test_weights_of_a_network_are_hashed_from_a_plain_file(make, tmp_path, monke
     make(tmp_path / "w.pt")
     monkeypatch.setattr(networks, "_weights_file", lambda _: tmp_path / "w.pt")
     settings = network_settings.NetworkSettings.parse(f"network:resnet20,cut=layer3,weights={tmp_path / 'w.pt'}")
-    for use in (networks.weights_hash, lambda settings: networks.load(settings, 3072, 10)):
+    for use in (networks.file_hash, lambda settings: networks.load(settings, 3072, 10)):
         with pytest.raises(UserError, match=r"plain file|larger than"):
             use(settings)
 

@@ -143,6 +143,15 @@ def test_the_trials_of_a_batch_share_a_pack(tmp_path):
     assert {5} in steps
 
 
+def test_an_axis_does_not_continue_to_values_that_are_1_in_single_precision():
+    """Trials compute in single precision: with beta2 = 1 all of them would diverge."""
+    space = search_spaces.load("dp-fedadam")
+    lattice = Lattice(space, beyond={"beta2": (0, 9)})
+    values = {configuration["beta2"] for configuration in lattice.configurations}
+    assert 0.999999 < max(values) < 1
+    assert float(np.float32(max(values))) < 1
+
+
 def test_choices_do_not_separate_batches():
     """Lanes with different words share a pack."""
     axes = {"learning_rate": [0.1, 1.0], "direction": ["momentum", "gradient"]}
@@ -330,7 +339,7 @@ def test_a_configuration_of_which_little_is_known_is_not_chosen_between_budgets(
     trials = [Trial([0.0], u, seed, budget, 60 - 10 * u) for budget, u in enumerate((0.0, 0.5)) for seed in range(6)]
     trials += [Trial([1.0], u, 0, budget, 60.1 - 10 * u) for budget, u in enumerate((0.0, 0.5))]
     surface = Surface(trials, [True], unit=1.0, deviation=3.0)
-    expected = surface.between(np.array([[0.0], [1.0]]), 0.25, {0: 0.0, 1: 0.5})
+    expected = surface.between(np.array([[0.0], [1.0]]), {0: 0.0, 1: 0.5}).at(0.25)
     assert expected.deviation[1] > expected.deviation[0]
     assert expected.cautious[0] > expected.cautious[1]
 
@@ -342,7 +351,7 @@ def test_close_to_a_budget_the_score_there_counts_most():
     scores = {0.0: (70.0, 30.0), 1.0: (50.0, 45.0)}  # by coordinate, at noise 0 and 1
     trials = [Trial([x], float(u), s, u, scores[x][u]) for x in scores for u in (0, 1) for s in range(4)]
     surface, searched = Surface(trials, [True], unit=1.0), {0: 0.0, 1: 1.0}
-    between = [surface.between(np.array([[0.0], [1.0]]), noise, searched) for noise in (0.05, 0.5, 0.95)]
+    between = [surface.between(np.array([[0.0], [1.0]]), searched).at(noise) for noise in (0.05, 0.5, 0.95)]
     assert [int(expected.cautious.argmax()) for expected in between] == [0, 1, 1]
     assert between[1].cautious == pytest.approx([30, 47.5 - 2.5 / 4], abs=1)
 

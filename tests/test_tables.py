@@ -760,6 +760,11 @@ def test_a_part_of_the_name_of_a_cell_is_enough_if_it_fits_one(finished):
             training.from_best(finished / "best.yaml", part, 42, None)
 
 
+def test_an_unfinished_study_has_no_cell_to_train_from(tmp_path):
+    with pytest.raises(UserError, match=r"best\.yaml has no cell yet: no search has ended"):
+        training.from_cells({}, tmp_path / "best.yaml", None, 42, None)
+
+
 @pytest.mark.parametrize("text", ["cells: [", "cells: 3", "- a", ""])
 def test_other_files_than_best_yaml_are_refused(tmp_path, text):
     (tmp_path / "best.yaml").write_text(text)

@@ -50,7 +50,7 @@ def frontier(
     warn_if_unfinished(folder)
     chosen = [surface for surface in surfaces if method in (None, surface.method.shown, surface.method.name)]
     if not chosen:
-        names = ", ".join(dict.fromkeys(surface.method.shown for surface in surfaces))
+        names = "; ".join(dict.fromkeys(surface.method.shown for surface in surfaces))
         raise UserError(f"method = {method!r} was not searched by surface; methods: {names}")
     if confirm and not (epsilon or reach is not None):
         raise UserError("--confirm trains the configurations of --epsilon or --reach, and neither is given")
@@ -62,7 +62,8 @@ def frontier(
         points: list[tuple[Point, str]] = []
         if reach is not None:
             if (reached := surface.reach(reach, delta, release, rounds)) is not None:
-                points.append((reached, f"  <- smallest eps that reaches {reach:g}"))
+                first = reached.epsilon == min(surface.epsilons)
+                points.append((reached, f"  <- {_reached(reach, first=first)}"))
             else:
                 lines.append(f"  no finite eps from {_budgets(surface)} is predicted to reach {reach:g}")
         if epsilon:
@@ -76,17 +77,32 @@ def frontier(
                 found = confirmed(surface, point, confirm, delta, release)
                 answer |= {"confirmed": found.mean, "confirmed_error": found.error, "confirmed_seeds": found.seeds}
                 shown = study.objective_spec.format
-                of_mean = f"{shown(found.mean)}, standard error {shown(found.error)}"
-                lines.append(f"      confirmed on {found.seeds} seeds: {of_mean}")
+                error = f", standard error {shown(found.error)}" if found.seeds > 1 else ""
+                seeds = "1 seed" if found.seeds == 1 else f"{found.seeds} seeds"
+                lines.append(f"      confirmed on {seeds}: {shown(found.mean)}{error}")
             answers.append(answer)
     if reach is not None and not answers:
-        methods = ", ".join(surface.method.shown for surface in chosen)
+        methods = "; ".join(surface.method.shown for surface in chosen)
         raise UserError(
             f"reach = {reach:g}: no finite eps from {_budgets(chosen[0])} is predicted to reach {reach:g} for {methods}"
         )
     if figure:
         lines.append(str(draw_frontier(folder, chosen, delta, release, rounds)))
+    lines.append(
+        "Scores are means over seeds on this study's validation rows. Test scores can differ by more than the band: "
+        "the table `selection` shows by how much. `fedsweep best` shows the winners of the contests."
+    )
     show(answers, json, lines)
+
+
+def _value(value: object) -> str:
+    return f"{value:.10g}" if isinstance(value, float) else str(value)
+
+
+def _reached(target: float, *, first: bool) -> str:
+    if first:
+        return f"reaches {target:g}; smaller budgets were not searched"
+    return f"smallest eps that reaches {target:g}"
 
 
 def _budgets(surface: StudySurface) -> str:
@@ -95,8 +111,7 @@ def _budgets(surface: StudySurface) -> str:
 
 def _line(surface: StudySurface, point: Point) -> str:
     shown, names = surface.study.objective_spec.format, list(surface.lattice.axes)
-    values = ", ".join(f"{name}={point.configuration[name]:g}" if isinstance(point.configuration[name], float) else
-                       f"{name}={point.configuration[name]}" for name in names)  # fmt: skip
-    searched = "searched" if point.searched else "predicted"
+    values = ", ".join(f"{name}={_value(point.configuration[name])}" for name in names)
+    searched = "searched budget" if point.searched else "between searched budgets"
     band = f"{shown(point.score)} ± {shown(2 * point.deviation)}"
     return f"eps {point.epsilon:<8.4g} {band}  noise {point.noise:.4g}  {values}  ({searched})"

@@ -51,6 +51,7 @@ def confirmed(
     content = study.model_dump() | {
         "epsilons": [point.epsilon],
         "methods": [surface.method.model_dump()],
+        "compare_to": "",
         "privacy": privacy | {"release": release or study.privacy.release},
         "seeds": study.seeds.model_dump() | {"contest": [FIRST_SEED + number for number in range(seeds)]},
     }

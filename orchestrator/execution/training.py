@@ -181,6 +181,8 @@ def from_cells(
 ) -> Training:
     """The run that trains a winner. `cells`: the content of a best.yaml. `file`: its path, for error messages. `cell`:
     a cell's name, or a part of the name that no other cell's name contains; not needed if there is only one cell."""
+    if not cells:
+        raise UserError(f"{file} has no cell yet: no search has ended")
     if cell is None or cell not in cells:
         fitting = [name for name in cells if (cell or "") in str(name)]
         if len(fitting) != 1:

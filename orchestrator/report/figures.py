@@ -283,8 +283,6 @@ def _spread_note(results: Results, drawing: Drawing) -> str:
 
 
 def _by_round(axes: Axes, panel: Panel, series: Series) -> None:
-    from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, ScalarFormatter
-
     for cell in series.of(panel):
         rounds, scores = list(cell.curve), list(cell.curve.values())
         every = max(1, len(rounds) // 8)
@@ -297,11 +295,7 @@ def _by_round(axes: Axes, panel: Panel, series: Series) -> None:
         axes.fill_between(rounds, low, high, alpha=0.15, color=series.look["color"], linewidth=0)
     lasts = [max(cell.curve) for cell in panel.cells]
     if max(lasts) >= LOG_FROM * min(lasts):
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_major_formatter(ScalarFormatter())
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_minor_formatter(NullFormatter())
+        log_numbers(axes)
         axes.set_xlabel("round (logarithmic)")
     else:
         axes.set_xlabel("round")
@@ -324,6 +318,17 @@ def _by_clients(axes: Axes, panel: Panel, series: Series) -> None:
     axes.set_xticks(counts)
 
 
+def log_numbers(axes: Axes) -> None:
+    """Make the x axis logarithmic, with plain numbers at 1, 2 and 5 times powers of ten."""
+    from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
+
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
 def _by_client(results: Results, axes: Axes, panel: Panel, series: Series) -> None:
     """Every client's accuracy by its number of train rows; rings mark the worst tenth."""
     for cell in series.of(panel):
@@ -334,7 +339,7 @@ def _by_client(results: Results, axes: Axes, panel: Panel, series: Series) -> No
                 marker="o", markeredgecolor=colour, markerfacecolor=face,
                 label=series.label if face == colour else None,
             )  # fmt: skip
-    axes.set_xscale("log")
+    log_numbers(axes)
     axes.set_xlabel("train rows of a client (logarithmic)")
 
 

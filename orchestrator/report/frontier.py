@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from orchestrator.report import palette
-from orchestrator.report.figures import METADATA, PANEL, STYLE, load_matplotlib
+from orchestrator.report.figures import METADATA, PANEL, STYLE, load_matplotlib, log_numbers
 from orchestrator.results.surfaces import StudySurface
 from trainables.choices import Release
 from trainables.files import replacing, subfolder
@@ -39,7 +39,8 @@ def draw(
                 panel.fill_between(epsilons, low, high, color=color, alpha=0.15, linewidth=0)
                 searched = [p for p in points if p.searched]
                 panel.plot([p.epsilon for p in searched], [p.score for p in searched], "o", ms=3, color=color)
-            panel.set(title=setting, xscale="log", xlabel="ε")
+            panel.set(title=setting, xlabel="ε")
+            log_numbers(panel)
             objective = surfaces[0].study.objective_spec
             panel.set_ylabel(f"expected validation {objective.title}{objective.unit}")
             panel.legend()

@@ -16,7 +16,7 @@ from orchestrator.results.ledger import Ledger, Row
 from orchestrator.results.searches import SearchRecord, configuration_of, search_records
 from orchestrator.search.surface.batches import highest
 from orchestrator.search.surface.lattice import Lattice
-from orchestrator.search.surface.model import Expected, Surface, Trial, log_noise, trial_noise
+from orchestrator.search.surface.model import Between, Expected, Surface, Trial, log_noise, trial_noise
 from orchestrator.study.cell_id import CellId
 from orchestrator.study.settings.method import MethodSettings
 from orchestrator.study.study import Study
@@ -203,11 +203,23 @@ class StudySurface:
         return min(searched) - MARGIN <= log_noise(noise) <= max(searched) + MARGIN
 
     def _expected(self, points: NDArray[np.float64], budget: int, noise: float, rounds: int) -> Expected:
-        """Expected scores of configurations with the same rounds. `budget`: index of a searched budget, else -1."""
+        """Expected scores of all configurations with these rounds. `budget`: index of a searched budget, else -1."""
         if budget >= 0:
             return self.surface.expected(points, log_noise(noise), budget)
-        searched = {number: log_noise(each) for number, each in enumerate(self._searched_noise(rounds))}
-        return self.surface.between(points, log_noise(noise), searched)
+        if rounds not in self._between:
+            searched = {number: log_noise(each) for number, each in enumerate(self._searched_noise(rounds))}
+            self._between[rounds] = self.surface.between(points, searched)
+        return self._between[rounds].at(log_noise(noise))
+
+    @cached_property
+    def _between(self) -> dict[int, Between]:
+        """By number of rounds."""
+        return {}
+
+    @cached_property
+    def _curves(self) -> dict[tuple[float | None, Release | None, int | None], list[Point]]:
+        """Found so far, by the arguments of `curve`."""
+        return {}
 
     @cached_property
     def _rounds(self) -> NDArray[np.int64]:
@@ -224,6 +236,8 @@ class StudySurface:
     ) -> list[Point]:
         """From the smallest to the largest finite budget, without those for which the surface cannot predict."""
         self._check_rounds(rounds)
+        if (known := self._curves.get((delta, release, rounds))) is not None:
+            return known
         finite = [epsilon for epsilon in self.epsilons if math.isfinite(epsilon)]
         between = np.geomspace(min(finite), max(finite), CURVE).tolist() if len(finite) > 1 else []
         points = []
@@ -232,6 +246,7 @@ class StudySurface:
                 points.append(self.at(epsilon, delta, release, rounds))
             except UserError:
                 continue
+        self._curves[delta, release, rounds] = points
         return points
 
     def reach(

@@ -128,11 +128,15 @@ class SavedModel:
         """The most likely class of every row: the class name, or the number if the labels were numbers from 0."""
         if self.model == "poisson":
             raise UserError("a model of counts predicts no classes; use its scores")
-        numbers = self.scores(np.asarray(x, dtype=np.float32)).argmax(1)
+        numbers = self.scores(x).argmax(1)
         return np.array(self.class_names)[numbers] if self.class_names else numbers
 
     def scores(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         """(rows, classes), higher for more likely classes; for a model of counts, the log of the expected count."""
+        try:
+            x = np.asarray(x, dtype=np.float32)
+        except (TypeError, ValueError):
+            raise UserError("x is not an array of features; `fedsweep predict` converts tables by the schema") from None
         if x.ndim != 2 or x.shape[1] != self.features:
             raise UserError(f"features of shape {x.shape}: the model needs the shape (rows, {self.features})")
         head = self._parsed()
@@ -143,7 +147,7 @@ class SavedModel:
         """(rows, classes), the model's probability of every class."""
         if self.model == "poisson":
             raise UserError("a model of counts has no probabilities of classes; use its scores")
-        return torch.tensor(self.scores(np.asarray(x, dtype=np.float32))).double().softmax(1).numpy()
+        return torch.tensor(self.scores(x)).double().softmax(1).numpy()
 
     def to_torch(self, backbone: str = "") -> torch.nn.Module:
         """The model as a torch module, backbone and head; only the head, which takes features, if the model records no
@@ -166,10 +170,10 @@ class SavedModel:
 
 
 def check_file_name(path: Path, model: str) -> None:
-    """Networks are saved as safetensors, other models as npz."""
-    if (path.suffix == ".safetensors") != is_network(model):
-        rule = "must end in .safetensors" if is_network(model) else "must not end in .safetensors"
-        raise UserError(f"--save {path}: the name of a file with model = {model!r} {rule}")
+    """Networks are saved as safetensors, other models as npz. `fedsweep account` finds models by these endings."""
+    suffix = ".safetensors" if is_network(model) else ".npz"
+    if path.suffix != suffix:
+        raise UserError(f"--save {path}: the name of a file with model = {model!r} must end in {suffix}")
 
 
 class _MissingPluginError(Exception):

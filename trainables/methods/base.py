@@ -23,6 +23,7 @@ values `level`, `clipping`, `rounds` and `model`. A lane's result must not depen
 from __future__ import annotations
 
 import math
+import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -97,9 +98,20 @@ class Hyperparameter:
             raise UserError(f"{self.name} = {value!r} is not a number") from None
         ends = ("(" if self.open_low else "[") + (")" if self.open_high or math.isinf(self.high) else "]")
         in_range(self.low, self.high, ends, **{self.name: number})
+        single = _in_single_precision(number)
+        if (self.open_low and single <= self.low) or (self.open_high and single >= self.high):
+            raise UserError(f"{self.name} = {value!r} is {single:g} in single precision, which is not allowed")
         if self.integer and number != int(number):
             raise UserError(f"{self.name} = {value!r} is not a whole number")
         return int(number) if self.integer else number
+
+
+def _in_single_precision(number: float) -> float:
+    """As trials compute with it."""
+    try:
+        return float(struct.unpack("f", struct.pack("f", number))[0])
+    except OverflowError:
+        return math.copysign(math.inf, number)
 
 
 def learning_rate(default: float) -> Hyperparameter:
@@ -375,7 +387,8 @@ class Method(ABC):
         known = own | {h.name: h for h in NETWORK_HYPERPARAMETERS if h.name in given}
         for name in given:
             if name not in known:
-                raise UserError(f"{self.name} has no hyperparameter {name!r}; it has: {', '.join(own)}")
+                option = f" ({name} is an option of its own)" if name in ("clip", "rounds") else ""
+                raise UserError(f"{self.name} has no hyperparameter {name!r}{option}; it has: {', '.join(own)}")
         return {name: h.check(given.get(name, h.default)) for name, h in known.items()}
 
     @property

@@ -230,6 +230,7 @@ class _Cell:
             "confirm": [_run(seed, row, limits.points) for seed, row in cell.confirm.items()],
             "search": self._search(ledger, limits),
             "contest": self._contest(),
+            "steady": cell.variant.strategy.prefers_small_spread,
             "best": self._best,
             "search_ended": self._ended,
             "importance": self._shares,

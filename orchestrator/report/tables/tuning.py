@@ -22,6 +22,7 @@ from orchestrator.report.tables.common import (
 from orchestrator.report.tables.render import NOTHING, Table
 from orchestrator.results.winners import CellResult, Results, Score
 from orchestrator.search.strategies import STRATEGIES
+from orchestrator.search.strategies.base import Strategy
 from orchestrator.study.study import Study
 from search_spaces import Axis
 from trainables.spec import HyperValue
@@ -58,7 +59,7 @@ def _row(cell: CellResult) -> list[str]:
     return [
         configuration_text(cell, search.chosen),
         mean_and_std(validation_score(cell), cell.objective),
-        " and ".join(search.found_in) or NOTHING,
+        " and ".join(search.found_in) or ("contest" if search.choice else NOTHING),
         (", ".join(edges(cell)) or "none") if search.choice else NOTHING,
         ", ".join(_extended(cell)) or "none",
         str(ended) if ended == search.trials else f"{ended} of {search.trials}",
@@ -133,13 +134,23 @@ def _rules(study: Study) -> list[str]:
             again = (
                 f"{name}The configuration with {text} won, and ran again on {_seeds(seeds.contest)}."
                 if study.search.finalists == 1
-                else f"{name}The {study.search.finalists} configurations with {text} were compared again on "
-                f"{_seeds(seeds.contest)}. {_contest_rule(study)}"
+                else f"{name}{_finalists(study, text)} were compared again on {_seeds(seeds.contest)}. "
+                f"{_contest_rule(study)}"
             )
             rules.append(f"{again} Validation: the winner's mean and standard deviation there.")
         else:
             rules.append(f"{name}The configuration with {text} won; ties go to the lower validation loss.")
     return rules
+
+
+def _finalists(study: Study, text: str) -> str:
+    """Which configurations met in the contest. `text`: the rule of strategies that leave the choice to us."""
+    choosing = [name for name in study.search.strategies if type(STRATEGIES[name]).finalists is not Strategy.finalists]
+    count = study.search.finalists
+    if len(choosing) == len(study.search.strategies):
+        return f"{count} configurations that the model expects to be best"
+    of = f" (with {' and '.join(choosing)}: that the model expects to be best)" if choosing else ""
+    return f"The {count} configurations with {text}{of}"
 
 
 def _contest_rule(study: Study) -> str:

@@ -166,32 +166,48 @@ class Surface:
         score, deviation = self.scores(points, noise, budget)
         return Expected(score, deviation, score - deviation)
 
-    def between(self, points: Array, noise: float, searched: Mapping[int, float]) -> Expected:
-        """Scores at a noise between those of searched budgets; beyond the outermost ones, the scores of the nearest.
-        `searched`: the noise of each budget, by its number.
-
-        Scores are interpolated between the budgets, configuration by configuration. The process alone can be far off
-        there: the best configuration at one budget may fail at the next one, and no length scale fits so steep a
-        decline. A configuration that is good at both budgets is safe, because scores fall as the noise grows; one that
-        is much worse at one of them may already be as bad between."""
+    def between(self, points: Array, searched: Mapping[int, float]) -> Between:
+        """Scores between searched budgets. `searched`: the noise of each budget, by its number."""
         order = sorted(searched, key=searched.__getitem__)
-        where = np.array([searched[number] for number in order])
-        known = [self.expected(points, searched[number], number) for number in order]
-        if len(order) == 1:
-            return known[0]
-        above = int(np.clip(np.searchsorted(where, noise), 1, len(order) - 1))
+        known = tuple(self.expected(points, searched[number], number) for number in order)
+        return Between(np.array([searched[number] for number in order]), known, self.unit)
+
+
+@dataclass(frozen=True)
+class Between:
+    """Scores of configurations between searched budgets; beyond the outermost ones, the scores of the nearest.
+
+    Scores are interpolated between the budgets, configuration by configuration. The process alone can be far off
+    there: the best configuration at one budget may fail at the next one, and no length scale fits so steep a
+    decline. A configuration that is good at both budgets is safe, because scores fall as the noise grows; one that
+    is much worse at one of them may already be as bad between."""
+
+    where: Array
+    """The noise of the searched budgets, in ascending order."""
+    known: tuple[Expected, ...]
+    """The scores there."""
+    unit: float
+    """A point, in units of the score."""
+
+    @cached_property
+    def _curve(self) -> PchipInterpolator:
+        return PchipInterpolator(self.where, np.array([own.score for own in self.known]), axis=0)
+
+    def at(self, noise: float) -> Expected:
+        if len(self.known) == 1:
+            return self.known[0]
+        where = self.where
+        above = int(np.clip(np.searchsorted(where, noise), 1, len(where) - 1))
         share = float(np.clip((noise - where[above - 1]) / (where[above] - where[above - 1]), 0, 1))
-        low, high = known[above - 1], known[above]
+        low, high = self.known[above - 1], self.known[above]
         inside = min(share, 1 - share)  # 0 at a searched budget
         of_trials = (1 - share) * low.deviation + share * high.deviation
         deviation = np.hypot(of_trials, 2 * inside * DOUBT * (low.score - high.score))
-        curve = PchipInterpolator(where, np.array([own.score for own in known]), axis=0)
-        at = float(np.clip(noise, where[0], where[-1]))
         line = (1 - share) * low.cautious + share * high.cautious
         decline = np.abs(low.cautious - high.cautious) / (STEEP * self.unit)
         caution = np.minimum(1, decline) * min(1.0, inside / CAUTIOUS)
         cautious = line + caution * (np.minimum(low.cautious, high.cautious) - line)
-        return Expected(np.asarray(curve(at)), deviation, cautious)
+        return Expected(np.asarray(self._curve(float(np.clip(noise, where[0], where[-1])))), deviation, cautious)
 
 
 def _compressed(gap: Array) -> Array:

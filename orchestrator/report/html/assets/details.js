@@ -73,7 +73,7 @@ function progressPanel(study, width) {
 function privacy(study) {
   const p = study.privacy;
   return [
-    el("p", {}, `Claims are for δ = ${short(p.delta)} and ${p.level === "user" ? "one client with all its records" : "one record of one client"}, adjacency ${p.adjacency}, against an observer of the ${p.release} release; norms are clipped at ${short(p.clip)}.`),
+    el("p", {}, `Claims are for δ = ${short(p.delta)} and ${p.level === "user" ? "one client with all its records" : "one record of one client"}, adjacency ${p.adjacency}, against an observer of the ${p.release} release.`),
     tablesOf(study, (found) => found.kind === "privacy"),
   ];
 }

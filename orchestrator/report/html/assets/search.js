@@ -40,9 +40,9 @@ function sentence(study, cell) {
 // The score that selected the winner, which tables and status show; the score of its search trials differs where a contest followed.
 function winnerSentence(study, cell) {
   const { mean: means, winner } = cell.search, score = `validation ${study.objective.title}${study.objective.unit}`;
-  if (winner === null || !isNumber(cell.validation)) return "No winner yet.";
+  if (!isNumber(cell.validation)) return "No winner yet.";
   if (!cell.contest.length) return `The winner's ${score}: ${scored(study, cell.validation)}.`;
-  return `The winner's ${score}: ${scored(study, cell.validation)} in the contest, ${scored(study, means[winner])} in the search.`;
+  return `The winner's ${score}: ${scored(study, cell.validation)} in the contest${winner === null ? "; the search had not tried it" : `, ${scored(study, means[winner])} in the search`}.`;
 }
 
 // ---- heat maps
@@ -61,7 +61,7 @@ function heatMaps(study, cell) {
     const spread = cells.list.some((c) => isNumber(c.std));
     holder.replaceChildren(el("div", { class: "panels two" }, panel("mean", `Validation ${study.objective.title}, mean over seeds`),
       spread ? panel("std", "Standard deviation over seeds") : names.length > 1 && panel("range", "Range over the other hyperparameters")),
-    note(`★ winner. × a seed diverged or failed.${names.length > 2 ? ` Each field is the ${others} over all other hyperparameters.` : ""}`, "heat",
+    note(`${cell.search.winner === null ? "" : "★ winner. "}× a seed diverged or failed.${names.length > 2 ? ` Each field is the ${others} over all other hyperparameters.` : ""}`, "heat",
       "Dashed frame: the winner lies on that edge, so a better value may lie beyond. ",
       !spread && names.length > 1 && "Each configuration has one seed, so the second map shows the range over the other hyperparameters instead of the standard deviation over seeds."));
   };
@@ -170,7 +170,7 @@ function parallel(study, cell) {
     const done = means.map((_, k) => k).filter((k) => isNumber(means[k])).sort((a, b) => (study.objective.lower ? means[a] - means[b] : means[b] - means[a]));
     const best = done.slice(0, Math.min(MOST_LINES, Math.max(1, Math.ceil(done.length * Number(recall("parallel-share"))))));
     holder.replaceChildren(drawn((width) => parallelPanel(study, cell, best, width), { class: "chart wide" }),
-      note(`${best.length} configurations; a stronger line is a better score, and the winner has its own colour.`, "parallel", "Left and right arrow keys step from best to worst."));
+      note(`${best.length} configurations; a stronger line is a better score${cell.search.winner === null ? "" : ", and the winner has its own colour"}.`, "parallel", "Left and right arrow keys step from best to worst."));
   };
   const controls = el("div", { class: "controls" }, choice("parallel-share", "Shown", [["1", "all"], ["0.5", "best 50%"], ["0.1", "best 10%"], ["0.02", "best 2%"]], draw));
   draw();
@@ -247,7 +247,7 @@ function contest(study, cell) {
   if (!cell.contest.length) return null;
   const rows = cell.contest.map((c, k) => [`${k + 1}${c.won ? " ★" : ""}`, ...c.values.map((value) => short(value, 6)), scored(study, c.mean), scored(study, c.std), String(c.seeds), c.state]);
   return table({ name: `contest-${cell.method}`, title: "Contest: the best configurations on fresh seeds",
-    caption: ["Ranked by mean validation score over the contest seeds, which the search did not use.", "The winner (★) is the best mean, or a mean within one paired standard error of it with a smaller standard deviation."],
+    caption: ["Ranked by mean validation score over the contest seeds, which the search did not use.", `The winner (★) is the best mean${cell.steady ? ", or a mean within one paired standard error of it with a smaller standard deviation" : ""}.`],
     columns: ["Rank", ...cell.search.axes.map((axis) => axis.name), `Validation${study.objective.unit}`, "Std. dev.", "Seeds", "State"],
     align: `r${cell.search.axes.map((axis) => (axis.numeric ? "r" : "l")).join("")}rrrl`, groups: [{ heading: "", rows }] });
 }
@@ -273,7 +273,7 @@ function searchCurves(study, cell) {
     }
     return cursor(root, points, ({ t, v, trace, won }) => [`${won ? "the winner, " : ""}seed ${trace.seed}, round ${t}: ${scored(study, v)}`,
       ...cell.search.axes.map((axis, n) => `${axis.name} = ${short(cell.search.values[n][trace.configuration])}`)]);
-  }, { class: "chart wide" }), note(`The ${count} best configurations on the validation rows, one line per seed; the winner is coloured.`));
+  }, { class: "chart wide" }), note(`The ${count} best configurations on the validation rows, one line per seed${traces.some((trace) => trace.configuration === cell.search.winner) ? "; the winner is coloured" : ""}.`));
 }
 
 // ---- every configuration
