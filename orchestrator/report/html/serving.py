@@ -84,17 +84,22 @@ class Server(ThreadingHTTPServer):
 
 
 def server(results: str, port: int) -> Server:
-    """A server bound to the loopback interface, ready for `serve_forever`; port 0 picks a free port."""
-    following = Following(results)
+    """A server bound to the loopback interface, ready for `serve_forever`; port 0 picks a free port. The results are
+    read last, because that may take a while."""
 
     class Bound(Handler):
-        source = following
         token = secrets.token_urlsafe(16)
 
     try:
-        return Server((LOOPBACK, port), Bound)
+        bound = Server((LOOPBACK, port), Bound)
     except OSError as error:
         raise UserError(f"port = {port} cannot be used: {error.strerror}; choose another with --port") from None
+    try:
+        Bound.source = Following(results)
+    except BaseException:
+        bound.server_close()
+        raise
+    return bound
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -25,9 +25,10 @@ def clients(results: Results, setting: str) -> Table | None:
     def row(cell: CellResult) -> list[str]:
         shares = [one.accuracy for one in found[cell.name]]
         if not shares:
-            return [NOTHING] * 5
+            return [NOTHING] * 6
         tenth = fmean(one.accuracy for one in worst_tenth(found[cell.name]))
-        return [str(len(shares)), *(f"{value:.2f}" for value in (fmean(shares), median(shares), tenth, shares[0]))]
+        means = [f"{value:.2f}" for value in (fmean(shares), median(shares), tenth, shares[0])]
+        return [str(len(shares)), *means, str(found[cell.name][0].test_rows)]
 
     return cell_table(
         results,
@@ -35,7 +36,7 @@ def clients(results: Results, setting: str) -> Table | None:
         title="Accuracy by client",
         summary="How accuracy differs between the clients, and the clients that are served worst.",
         caption=[caption, *unfinished(cells)],
-        columns=dict.fromkeys(["Clients", "Mean", "Median", "Worst tenth", "Worst client"], "r"),
+        columns=dict.fromkeys(["Clients", "Mean", "Median", "Worst tenth", "Worst client", "Its test rows"], "r"),
         groups=by_budget(results, setting, row),
         records=[(cell, vars(one)) for cell in cells for one in found[cell.name]],
         fields=("client", "train_rows", "test_rows", "accuracy"),
