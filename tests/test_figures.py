@@ -120,7 +120,7 @@ def test_a_logarithmic_score_has_plain_numbers():
         figure, axes = pyplot.subplots()
         axes.set_yscale("log")
         axes.set_ylim(0.004, 0.2)
-        figures._plain_ticks(axes)
+        figures.plain_ticks(axes.yaxis)
         figure.canvas.draw()
         shown = [label.get_text() for label in axes.get_yticklabels(which="both") if label.get_text()]
     assert {"0.005", "0.01", "0.1"} <= set(shown)

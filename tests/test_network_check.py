@@ -36,12 +36,13 @@ class Function(nn.Module):
 class Average(nn.Module):
     """Subtracts a moving average of the rows seen."""
 
-    def __init__(self):
+    def __init__(self, seen=lambda x: x):
         super().__init__()
+        self.seen = seen
         self.register_buffer("average", torch.zeros(FEATURES))
 
     def forward(self, x):
-        self.average += 1e-3 * (x.mean(0) - self.average)
+        self.average += 1e-3 * (self.seen(x).mean(0) - self.average)
         return x - self.average
 
 
@@ -199,6 +200,7 @@ ROWS_DEPEND = {
         Words(), nn.TransformerEncoderLayer(FEATURES, 1, 8), nn.Flatten(), width=FEATURES**2
     ),
     "state": lambda: chain(Average()),
+    "state that only words change": lambda: chain(Average(torch.floor)),
     "chance": lambda: chain(Function(lambda x: x + torch.rand_like(x))),
     "the longest row": lambda: chain(Function(trimmed), nn.Linear(FEATURES, FEATURES)),
     "the range of all values": lambda: chain(
@@ -404,7 +406,7 @@ def test_other_weights_have_another_hash():
     assert hash_of(chain) == hash_of(other_head)  # the head is replaced
 
 
-def test_weights_that_are_drawn_anew_are_refused():
+def test_weights_that_differ_at_every_call_are_refused():
     NETWORKS["own"] = lambda features, classes: chain(nn.Linear(features, features))
     with pytest.raises(UserError, match=r"network 'own' has other weights each time .* torch\.manual_seed"):
         models.parse("network:own,train=norm+head", features=FEATURES, classes=CLASSES)

@@ -95,10 +95,6 @@ def frontier(
     show(answers, json, lines)
 
 
-def _value(value: object) -> str:
-    return f"{value:.10g}" if isinstance(value, float) else str(value)
-
-
 def _reached(target: float, *, first: bool) -> str:
     if first:
         return f"reaches {target:g}; smaller budgets were not searched"
@@ -110,8 +106,10 @@ def _budgets(surface: StudySurface) -> str:
 
 
 def _line(surface: StudySurface, point: Point) -> str:
-    shown, names = surface.study.objective_spec.format, list(surface.lattice.axes)
-    values = ", ".join(f"{name}={_value(point.configuration[name])}" for name in names)
+    from orchestrator.report.tables.tuning import shown_value
+
+    shown = surface.study.objective_spec.format
+    values = ", ".join(f"{name}={shown_value(point.configuration[name])}" for name in surface.lattice.axes)
     searched = "searched budget" if point.searched else "between searched budgets"
     band = f"{shown(point.score)} ± {shown(2 * point.deviation)}"
     return f"eps {point.epsilon:<8.4g} {band}  noise {point.noise:.4g}  {values}  ({searched})"

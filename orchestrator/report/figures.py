@@ -29,6 +29,7 @@ from trainables.files import replacing, subfolder
 
 if TYPE_CHECKING:  # slow to import, and needed for drawing only
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 PANEL = (2.9, 2.3)  # inches; two columns stay readable at half a page width
@@ -216,7 +217,7 @@ def _figure(results: Results, drawing: Drawing) -> Figure:
             axes.set_title(_wrapped(panel.title, int(width / columns / TITLE_INCHES)))
             if objective.lower_is_better:
                 axes.set_yscale("log")
-                _plain_ticks(axes)
+                plain_ticks(axes.yaxis)
             handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
         for axes in grid.flat[len(panels) :]:
             axes.set_visible(False)
@@ -255,13 +256,13 @@ def _legend(series: Sequence[Series], width: float, height: float) -> _Legend:
     return _Legend("outside right upper", columns, beside=entry * columns, height=LEGEND_ENTRY[1] * rows)
 
 
-def _plain_ticks(axes: Axes) -> None:
+def plain_ticks(axis: Axis) -> None:
     """Plain numbers on a logarithmic axis: matplotlib's default labels are formulas, whose parsing is off."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _wrapped(title: str, most: int) -> str:
@@ -319,14 +320,12 @@ def _by_clients(axes: Axes, panel: Panel, series: Series) -> None:
 
 
 def log_numbers(axes: Axes) -> None:
-    """Make the x axis logarithmic, with plain numbers at 1, 2 and 5 times powers of ten."""
-    from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
+    """Make the x axis logarithmic, with plain numbers."""
+    from matplotlib.ticker import NullLocator
 
     axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter("{x:g}")
+    plain_ticks(axes.xaxis)
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _by_client(results: Results, axes: Axes, panel: Panel, series: Series) -> None:

@@ -20,6 +20,7 @@ from trainables.choices import ADJACENCIES, LEVELS, Level
 from trainables.data.feature_file import READ_ERRORS
 from trainables.errors import UserError, in_range, one_of
 from trainables.files import open_plain
+from trainables.models.network_settings import ACCOUNT, SUFFIX
 from trainables.privacy.publication import Publication, total_epsilon
 from trainables.privacy.sampled import Sampled
 
@@ -28,8 +29,6 @@ MOST_RELEASES = 10**12
 LARGEST_MULTIPLIER = 1e9
 SMALLEST_MULTIPLIER = 1e-9
 """Of the noise, unless it is 0."""
-NETWORK, PROVENANCE = ".safetensors", "fedsweep"
-"""Suffix of a saved network's file, and the name of its account in the metadata."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,7 @@ def _items(place: str) -> Iterator[Item]:
         yield _model(path)
     elif path.is_dir():
         ledgers = sorted(path.rglob(LEDGER))
-        files = [*path.rglob("*.npz"), *path.rglob(f"*{NETWORK}")]
+        files = [*path.rglob("*.npz"), *path.rglob(f"*{SUFFIX}")]
         models = sorted(file for file in files if _is_model(file))
         if not ledgers and not models:
             raise UserError(f"{place} holds neither results nor a saved model")
@@ -147,10 +146,10 @@ def _results(place: str) -> Iterator[Item]:
 
 def _is_model(file: Path) -> bool:
     try:
-        if file.suffix == NETWORK:
+        if file.suffix == SUFFIX:
             from trainables.models import safetensors  # imports torch
 
-            return PROVENANCE in safetensors.metadata(file)
+            return ACCOUNT in safetensors.metadata(file)
         with open_plain(file, follow=True) as content, zipfile.ZipFile(content) as archive:
             return {"weights.npy", "about.npy"} <= set(archive.namelist())
     except (*READ_ERRORS, ValueError, UserError):  # UserError: a pipe or a device
@@ -185,11 +184,11 @@ def _provenance(file: Path) -> tuple[dict[str, Any], str]:
     from trainables.federation.saved_model import SavedModel
     from trainables.models import safetensors  # imports torch
 
-    if file.suffix != NETWORK:
+    if file.suffix != SUFFIX:
         saved = SavedModel.load(file)
         return saved.provenance, hashlib.sha256(saved.weights.tobytes()).hexdigest()
     try:
-        about = json.loads(safetensors.metadata(file)[PROVENANCE])["provenance"]
+        about = json.loads(safetensors.metadata(file)[ACCOUNT])["provenance"]
     except (KeyError, TypeError, ValueError, RecursionError):
         about = None
     if not isinstance(about, dict):

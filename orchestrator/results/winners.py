@@ -67,7 +67,7 @@ class SearchResult:
     by_one_seed: Configuration | None
     """What the first search seed alone would have chosen."""
     found_in: tuple[str, ...]
-    """The search stages that hold the winner."""
+    """The search stages that hold the winner; the contest, if the strategy proposed it only there."""
     configurations: int
     """Distinct configurations of all search stages opened so far."""
     trials: int
@@ -398,17 +398,18 @@ class _Reader:
         choice, of_one_seed = record.winner, winner_of_first_seed(record.variant, history)
         winner = configurations[choice.key] if choice else None
         adding = [stage for stage in searched if record.variant.strategy.adds_configurations(stage)]
+        holding = [
+            stage
+            for stage, candidates in searched.items()
+            if winner is not None
+            and stage in competing
+            and any(configurations.get(c.key) == winner for c in candidates)
+        ]
         return SearchResult(
             choice=choice,
             chosen=winner,
             by_one_seed=configurations[of_one_seed.key] if of_one_seed else None,
-            found_in=tuple(
-                stage
-                for stage, candidates in searched.items()
-                if winner is not None
-                and stage in competing
-                and any(configurations.get(c.key) == winner for c in candidates)
-            ),
+            found_in=tuple(holding) if holding or winner is None else ("contest",),
             configurations=len({candidate for stage in adding for candidate in searched[stage]}),
             trials=len({key for keys in history.stages.values() for key in keys}),
             trial_rounds=sum(trials.rounds.values()),

@@ -21,7 +21,7 @@ from trainables.errors import UserError
 from trainables.files import PRIVATE, PUBLIC, open_plain, replacing
 from trainables.models import safetensors
 from trainables.models.network import NetworkModel
-from trainables.models.network_settings import is_network
+from trainables.models.network_settings import ACCOUNT, SUFFIX, is_network
 from trainables.models.shard import Shard
 
 FORMAT = 1
@@ -61,7 +61,7 @@ class SavedModel:
             assert isinstance(network, NetworkModel)
             own = {"class_names": self.class_names, "model": network.settings.text, "provenance": self.provenance}
             arrays, private = network.state_dict(torch.tensor(self.weights)), bool(self.provenance.get("secret_noise"))
-            safetensors.write(path, arrays, {"fedsweep": json.dumps(own)}, private=private)
+            safetensors.write(path, arrays, {ACCOUNT: json.dumps(own)}, private=private)
             return
         about = {"format": FORMAT, "model": self.model, "features": self.features, "classes": self.classes}
         about |= {"class_names": list(self.class_names), "schema": self.schema, "backbone": self.backbone}
@@ -72,7 +72,7 @@ class SavedModel:
     @classmethod
     def load(cls, path: Path) -> SavedModel:
         """Read and check a file that `save` wrote. The safetensors file of a network cannot be read back."""
-        if path.suffix == ".safetensors" and path.exists():
+        if path.suffix == SUFFIX and path.exists():
             raise UserError(
                 f"{path} holds the arrays of a network, which fedsweep does not read; load them into the torch module, "
                 "see docs/train-layers.md"
@@ -171,7 +171,7 @@ class SavedModel:
 
 def check_file_name(path: Path, model: str) -> None:
     """Networks are saved as safetensors, other models as npz. `fedsweep account` finds models by these endings."""
-    suffix = ".safetensors" if is_network(model) else ".npz"
+    suffix = SUFFIX if is_network(model) else ".npz"
     if path.suffix != suffix:
         raise UserError(f"--save {path}: the name of a file with model = {model!r} must end in {suffix}")
 

@@ -191,6 +191,7 @@ class NetworkModel(Head):
         return found
 
     def state_dict(self, weights: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The state dict of that module."""
         found: dict[str, torch.Tensor] = self.plain(weights).module.state_dict()
         return found
 

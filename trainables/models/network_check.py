@@ -29,8 +29,8 @@ REPLACED = 2
 """The row that is replaced: it has neighbours before and after it."""
 ALONE = 3  # rows whose gradients are compared with those of the row alone
 AGREEMENT = 1e-3  # relative tolerance of gradients' squared norms and of scores, in single precision
+THOROUGHLY = (0, 1)  # numbers of the probes whose row is replaced by more kinds of rows
 STORED = 4  # float32 values that a stored gradient takes: it is added up as two copies in double precision
-DEPENDENT = "its rows depend on one another: "
 
 
 class ForwardPass(NamedTuple):
@@ -60,7 +60,7 @@ class _Computed(NamedTuple):
     total: Tensor
     """The sum of the gradients of all rows but the replaced one."""
 
-    def same_others(self, other: _Computed) -> str:
+    def difference(self, other: _Computed) -> str:
         """What differs for rows that are not replaced; "" if nothing does."""
         kept = torch.arange(len(self.inputs)) != REPLACED
         if not _same(self.inputs[kept], other.inputs[kept]):
@@ -85,17 +85,13 @@ def checked(tail: Tail, arrays: Mapping[str, Tensor], features: int, *, known: b
                 if number == 0:
                     raise
                 continue
-            if number == 0:
-                if not torch.isfinite(found.inputs).all():
-                    raise UserError("its outputs for rows between 0 and 1 are not all finite")
-                _check_state(tail, rows, arrays)
+            if number == 0 and not torch.isfinite(found.inputs).all():
+                raise UserError("its outputs for rows between 0 and 1 are not all finite")
+            _check_state(tail, rows, arrays)
             _check_rows(tail, rows, found, arrays, thoroughly=number in THOROUGHLY and not known)
             _check_gradients(tail, rows, found, arrays)
         _check_plain(_copy(tail), probes[0], arrays)
     return measured
-
-
-THOROUGHLY = (0, 1)
 
 
 def _probes(features: int) -> list[Tensor]:
@@ -165,8 +161,8 @@ def _check_rows(tail: Tail, rows: Tensor, found: _Computed, arrays: Mapping[str,
             changed = _computed(tail, other, arrays)
         except Exception:  # such as a number of a word that does not exist
             continue
-        if changes := found.same_others(changed):
-            raise UserError(f"{DEPENDENT}replacing a row changes {changes}")
+        if difference := found.difference(changed):
+            raise UserError(f"its rows depend on one another: replacing a row changes {difference}")
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
@@ -246,7 +242,7 @@ def _measured(tail: Tail, rows: Tensor, arrays: Mapping[str, Tensor]) -> Forward
         if len(layer.outputs[0]) != len(rows):
             given = len(layer.outputs[0])
             raise UserError(f"layer {layer.name!r} gives {given} rows for {len(rows)}; it must be as many")
-    for layer, output in [(layer, layer.outputs[0]) for layer in tail.layers]:
+    for layer, output in [(layer, layer.outputs[0]) for layer in tail.layers]:  # a checkpoint adds outputs below
         if not _reaches(inputs, output):
             raise UserError(
                 f"layer {layer.name!r} cannot train: its output is not used, or it is called under torch.no_grad()"

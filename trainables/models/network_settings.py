@@ -17,6 +17,8 @@ NAME = "network"
 FORM = f"{NAME}:NAME,cut=STAGE,train=norm+head"
 KINDS = ("norm", "bias", "lora", "head")
 NO_CUT = "none"
+SUFFIX, ACCOUNT = ".safetensors", "fedsweep"
+"""Of the file of a saved network: its ending, and the name of the trial and its account in the metadata."""
 HYPERPARAMETERS = ("norm_scale", "bias_scale", "lora_scale", "rank")
 """Settings that may also be hyperparameters of a trial."""
 
@@ -71,6 +73,7 @@ class NetworkSettings:
         return [pattern or "*" for found, _, pattern in named if found == kind]
 
     def with_scales(self, scale: float) -> NetworkSettings:
+        """The settings with the same scale for all kinds of parameters."""
         return replace(self, norm_scale=scale, bias_scale=scale, lora_scale=scale)
 
     def with_hyperparameters(self, given: Mapping[str, Any]) -> NetworkSettings:

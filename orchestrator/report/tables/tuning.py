@@ -59,7 +59,7 @@ def _row(cell: CellResult) -> list[str]:
     return [
         configuration_text(cell, search.chosen),
         mean_and_std(validation_score(cell), cell.objective),
-        " and ".join(search.found_in) or ("contest" if search.choice else NOTHING),
+        " and ".join(search.found_in) or NOTHING,
         (", ".join(edges(cell)) or "none") if search.choice else NOTHING,
         ", ".join(_extended(cell)) or "none",
         str(ended) if ended == search.trials else f"{ended} of {search.trials}",
