@@ -12,12 +12,12 @@ import torch
 from numpy.typing import NDArray
 
 from trainables.federation.exact_sum import to_grid_
-from trainables.federation.lane_vectors import LaneVectors
+from trainables.federation.lane_vectors import LaneVectors, noise_at
 from trainables.federation.pack import CENTRE, LENGTHS, ClientWork
 from trainables.methods.base import Parts, Sample, State
-from trainables.models import Model, centring
+from trainables.models import Model, centring, kernels
 from trainables.models.network import NetworkModel
-from trainables.models.recorded import Recordings
+from trainables.models.recorded import SMALL, Recordings
 from trainables.models.shard import Shard
 from trainables.privacy.lengths import TYPICAL
 from trainables.privacy.noise import Address, keyed
@@ -31,23 +31,49 @@ class Batch:
 
     clients: tuple[int, ...]
     shard: Shard
-    gradient_sum: GradientSum
-    """The model's sum of clipped gradients over all rows, as a function of weights and clip bounds."""
-    automatic_sum: GradientSum
-    """The same with automatic clipping."""
+    sums: Mapping[bool, GradientSum]
+    """The model's sum of clipped gradients over all rows, as a function of weights and clip bounds. The key: whether
+    clipping is automatic."""
+    noisy: Mapping[bool, Recordings]
+    """`ClientRound.noisy_gradient`, recorded; empty if it cannot be. The inputs are weights, round, step, clip bounds
+    and the other addresses of the noise (`LaneVectors.noise_addresses`)."""
 
     @classmethod
     def load(cls, clients: tuple[int, ...], shard: Shard, model: Model) -> Batch:
-        def gradient_sum(theta: torch.Tensor, clip: torch.Tensor) -> torch.Tensor:
-            return centring.clipped_gradient_sum(model, shard, theta, clip)[0]
-
-        def automatic_sum(theta: torch.Tensor, clip: torch.Tensor) -> torch.Tensor:
-            return centring.clipped_gradient_sum(model, shard, theta, clip, automatic=True)[0]
-
-        large = isinstance(model, NetworkModel)
+        network = isinstance(model, NetworkModel)
+        kinds = {automatic: _gradient_sum_of(model, shard, automatic) for automatic in (False, True)}
+        sums, noisy = kinds, {}
         if shard.x.is_cuda and (not isinstance(model, NetworkModel) or model.can_be_recorded(shard)):
-            return cls(clients, shard, Recordings(gradient_sum, large=large), Recordings(automatic_sum, large=large))
-        return cls(clients, shard, gradient_sum, automatic_sum)
+            sums = {automatic: _recorded(one, large=network) for automatic, one in kinds.items()}
+        if shard.x.is_cuda and not network and kernels.chosen("cuda") == "triton":
+            noisy = {automatic: Recordings(_noisy_mean_of(one, shard)) for automatic, one in kinds.items()}
+        return cls(clients, shard, sums, noisy)
+
+
+def _gradient_sum_of(model: Model, shard: Shard, automatic: bool) -> GradientSum:
+    options = {"automatic": True} if automatic else {}  # a plug-in's model may support plain clipping only
+
+    def gradient_sum(theta: torch.Tensor, clip: torch.Tensor) -> torch.Tensor:
+        return centring.clipped_gradient_sum(model, shard, theta, clip, **options)[0]
+
+    return gradient_sum
+
+
+def _recorded(gradient_sum: GradientSum, *, large: bool) -> GradientSum:
+    recordings = Recordings(lambda theta, clip: (gradient_sum(theta, clip),), large=large)
+    return lambda theta, clip: recordings(theta, clip)[0]
+
+
+def _noisy_mean_of(gradient_sum: GradientSum, shard: Shard) -> Callable[..., tuple[torch.Tensor]]:
+    """Computes what `BatchRound.noisy_gradient` does, operation by operation."""
+
+    def noisy_mean(
+        theta: torch.Tensor, t: torch.Tensor, step: torch.Tensor, clip: torch.Tensor, *addresses: torch.Tensor
+    ) -> tuple[torch.Tensor]:
+        noise = noise_at(t, step, theta.shape[-1], *addresses)
+        return (((gradient_sum(theta, clip) + noise) / shard.size).to(theta.dtype),)
+
+    return noisy_mean
 
 
 @dataclass(frozen=True)
@@ -91,7 +117,7 @@ class BatchRound:
         self._secret, self._secret_kept = work.secret_participation, False
         self._bound = math.inf if work.bound is None else work.bound
         self._length = work.length
-        self._automatic, self._sums = work.automatic, {False: batch.gradient_sum, True: batch.automatic_sum}
+        self._automatic, self._sums, self._noisy = work.automatic, batch.sums, batch.noisy
         # diagnostics cover the first local step, at theta itself, and the noise that belongs to it
         self._diagnose_gradient, self._diagnose_noise, self._noise_divisor = diagnostics, diagnostics, self.size
 
@@ -107,6 +133,14 @@ class BatchRound:
         mean = (self._gradient_sum(theta, unbounded, parts, divisor) / divisor).to(theta.dtype)
         # a program that uses this mean adds noise once, after all its steps: keep measuring until then
         self._diagnose_noise, self._noise_divisor = diagnose_noise, torch.ones_like(self.size)
+        return mean
+
+    def noisy_gradient(self, theta: torch.Tensor, step: int = 0, purpose: str = "gradient") -> torch.Tensor:
+        if not self._noisy or theta.shape[-2] > SMALL or self._diagnose_gradient is not None:
+            return ((self.clipped_gradient_sum(theta) + self.noise(purpose, step)) / self.size).to(theta.dtype)
+        self._diagnose_noise = None  # a further local step
+        t, at, *others = self._lanes.noise_addresses(self._clients, self.t, step, purpose)
+        (mean,) = self._noisy[self._automatic](theta, t, at, constants=(self._lanes.clip, *others))
         return mean
 
     def _rows_of(self, sample: Sample | None) -> tuple[Parts, torch.Tensor]:

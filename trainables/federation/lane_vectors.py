@@ -89,10 +89,37 @@ class LaneVectors:
     def _normals_on_gpu(self, clients: tuple[int, ...], t: int, step: int, purpose: str, size: int) -> torch.Tensor:
         from trainables.privacy import noise_triton
 
+        return noise_triton.normals(*self._clients_and_seeds(clients), t, step, purpose, size)
+
+    def _clients_and_seeds(self, clients: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
         if clients not in self._noise_addresses:
             ids, seeds = np.asarray(clients, dtype=np.int64), self.seeds.astype(np.int64)
             self._noise_addresses[clients] = (
                 torch.from_numpy(ids).to(self.device),
                 torch.from_numpy(seeds).to(self.device),
             )
-        return noise_triton.normals(*self._noise_addresses[clients], t, step, purpose, size)
+        return self._noise_addresses[clients]
+
+    def noise_addresses(self, clients: tuple[int, ...], t: int, step: int, purpose: str) -> tuple[torch.Tensor, ...]:
+        """What `noise_at` needs: round and step, which change from call to call, and tensors that a pack keeps."""
+        from trainables.privacy import noise_triton
+
+        words = noise_triton.words(keyed(purpose, self.noise_key), self.device)
+        moment = noise_triton.number(t, self.device), noise_triton.number(step, self.device)
+        return (*moment, self.std[purpose], self._seed_index_on_device, words, *self._clients_and_seeds(clients))
+
+
+def noise_at(
+    t: torch.Tensor,
+    step: torch.Tensor,
+    size: int,
+    std: torch.Tensor,
+    seed_index: torch.Tensor,
+    words: torch.Tensor,
+    clients: torch.Tensor,
+    seeds: torch.Tensor,
+) -> torch.Tensor:
+    """`LaneVectors.noise` on a GPU, with tensors only."""
+    from trainables.privacy import noise_triton
+
+    return noise_triton.normals_at(clients, seeds, t, step, words, size)[:, seed_index].mul_(std)

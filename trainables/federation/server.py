@@ -35,6 +35,7 @@ from trainables.federation.pack import (
     select_lanes,
 )
 from trainables.federation.problem import ProblemData
+from trainables.federation.recorded_step import RecordedStep
 from trainables.federation.trial_spec import TrialSpec
 from trainables.methods.base import State
 from trainables.metrics.base import Predictions
@@ -94,7 +95,7 @@ class Server:
         self._metrics = MetricsBuffer()
         self.t = 0
         self._work = client_work(self.trials, data, self.hosts.count)
-        self._groups = lane_groups(self.trials, data.model, self.device)
+        self._use_groups(lane_groups(self.trials, data.model, self.device))
         self._states: list[State] = [{} for _ in self._groups]
         self.theta = torch.zeros(len(self.trials), data.model.dimension, device=self.device)
         with self._failing_all_lanes():
@@ -109,6 +110,10 @@ class Server:
             if clients is not None:
                 self.hosts.restore(self._work, clients)
         self._seconds_before = sum(lane.seconds for lane in self._results.values()) if paused else 0.0
+
+    def _use_groups(self, groups: list[LaneGroup]) -> None:
+        self._groups = groups
+        self._steps = {group.start: RecordedStep(group, self.device) for group in groups}
 
     @property
     def results(self) -> dict[str, LaneResult]:
@@ -202,7 +207,7 @@ class Server:
         # 4. the methods' updates, one group of lanes at a time
         theta = torch.empty_like(self.theta)
         updated = self._by_group(
-            lambda group, state: group.method.step(self.t, self.theta[group.lanes], G[group.lanes], state, group.hypers)
+            lambda group, state: self._steps[group.start](self.t, self.theta[group.lanes], G[group.lanes], state)
         )
         for group, weights in zip(self._groups, updated, strict=True):
             theta[group.lanes] = self.theta[group.lanes] if weights is None else weights
@@ -417,7 +422,8 @@ class Server:
             }
             groups.append(LaneGroup(group.method, start, start + len(members), hypers))
             states.append({name: value[members] for name, value in state.items()})
-        self._groups, self._states = groups, states
+        self._use_groups(groups)
+        self._states = states
         self.theta = self.theta[keep]
         self.trials = [self.trials[i] for i in keep]
 

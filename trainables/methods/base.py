@@ -223,6 +223,9 @@ class ClientRound(Protocol):
         """The mean of the unclipped gradients, over all rows or those of a sample; for a sample, the sum divided by its
         expected number of rows."""
 
+    def noisy_gradient(self, theta: torch.Tensor, step: int = 0, purpose: str = "gradient") -> torch.Tensor:
+        """(clipped_gradient_sum(theta) + noise(purpose, step)) / size, in the type of theta."""
+
     def sample(self, rate: float, step: int = 0) -> Sample:
         """A sample of the rows for this round and step: each row with probability `rate`."""
 
@@ -304,7 +307,7 @@ class ClientProgram(ABC):
         self, client: ClientRound, theta: torch.Tensor, step: int = 0, purpose: str = "gradient"
     ) -> torch.Tensor:
         """u_i = (sum of clipped gradients + noise) / |D_i|."""
-        return ((client.clipped_gradient_sum(theta) + client.noise(purpose, step)) / client.size).to(theta.dtype)
+        return client.noisy_gradient(theta, step, purpose)
 
 
 class NoisyGradient(ClientProgram):
@@ -340,6 +343,9 @@ class Method(ABC):
     """The units that it can protect: records, users (clients with all their records), or both."""
     second_order: ClassVar[bool] = False
     """Whether it preconditions with a matrix that is not diagonal. Tables compare these methods with the others."""
+    records_step: ClassVar[bool] = False
+    """Whether a GPU may record `step` as a CUDA graph, which makes small packs faster if it has many operations. Such a
+    step does not use t, does the same operations in every round, and copies nothing to the CPU."""
 
     needs: ClassVar[str] = "another model"
     """Which models it accepts, as the end of a message."""

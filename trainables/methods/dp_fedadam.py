@@ -17,6 +17,7 @@ class DPFedAdam(Method):
     title = "DP-FedAdam"
     paper = "Reddi et al. 2020 (baseline of DP-FedSOFIM, arXiv:2601.09166)"
     levels = LEVELS
+    records_step = True
     hyperparameters = (
         learning_rate(0.02),
         Hyperparameter("beta1", 0.9, "decay of the first moment", low=0, high=1, open_high=True),

@@ -23,6 +23,7 @@ class DPFedSOFIM(Method):
     paper = "Nair et al. 2026, arXiv:2601.09166"
     levels = LEVELS
     second_order = True
+    records_step = True
     hyperparameters = (
         learning_rate(0.8),
         Hyperparameter("rho", 0.5, "regularisation of the Fisher proxy", low=0, open_low=True),
@@ -68,19 +69,19 @@ class DPFedSOFIM(Method):
         return {name: automatic[name] if value == AUTO else value for name, value in hypers.items()}
 
     def initial_state(self, theta: torch.Tensor, hypers: Hypers) -> State:
-        return {"M": torch.zeros_like(theta), "beta_t": initial_power(theta)}
+        return {"M": torch.zeros_like(theta), "beta_t": initial_power(theta), "t": theta.new_zeros(len(theta), 1)}
 
     def step(self, t: int, theta: torch.Tensor, G: torch.Tensor, state: State, hypers: Hypers) -> torch.Tensor:
         beta = hypers["beta"]
         state["M"] = beta * state["M"] + (1 - beta) * G
-        state["beta_t"] = state["beta_t"] * beta
+        state["beta_t"], state["t"] = state["beta_t"] * beta, state["t"] + 1
         M = torch.where(hypers["bias_correction"] > 0, state["M"] / (1 - state["beta_t"]).to(theta), state["M"])
         direction = {"full": self.preconditioned, "ema_only": lambda *_: M, "grad_only": lambda *_: G}
-        step = direction[hypers["variant"]](t, M, G, hypers) + hypers["weight_decay"] * theta
+        step = direction[hypers["variant"]](state["t"], M, G, hypers) + hypers["weight_decay"] * theta
         return theta - hypers["learning_rate"] * step
 
-    def preconditioned(self, t: int, M: torch.Tensor, G: torch.Tensor, hypers: Hypers) -> torch.Tensor:
-        """F^-1 M or F^-1 G, with warm-up and blending."""
+    def preconditioned(self, t: torch.Tensor, M: torch.Tensor, G: torch.Tensor, hypers: Hypers) -> torch.Tensor:
+        """F^-1 M or F^-1 G, with warm-up and blending; `t` is (lanes, 1)."""
         rho, squared = hypers["rho"], (M * M).sum(1, keepdim=True)
         if hypers["direction"] == "momentum":  # for M, the general form below would lose digits by cancellation
             isotropic, preconditioned = M / rho, M / (rho + squared)
@@ -88,6 +89,6 @@ class DPFedSOFIM(Method):
             isotropic = G / rho
             along = (M * G).sum(1, keepdim=True)
             preconditioned = isotropic - M * (along / (rho * rho + rho * squared))
-        blended = torch.clamp(t / hypers["blend_rounds"].clamp(min=1), max=1)
+        blended = (hypers["blend_rounds"].clamp(min=1).reciprocal() * t).clamp(max=1)
         direction = isotropic + blended * (preconditioned - isotropic)
         return torch.where(hypers["warmup_rounds"] >= t, M, direction)

@@ -177,12 +177,12 @@ def _transition(before, word, LIMITS):
     return start | START << 3 | (TAIL_THEN << 6) | ((TAIL_THEN + 1) << 9) | (plus << 12) | (minus << 15)
 
 
-@triton.jit(do_not_specialize=["t", "step", "seeds", "size"])
-def _normals(OUT, SEEDS, CLIENTS, WORDS, ORDER, LIMITS, WIDTHS, HEIGHTS, t, step, seeds, size, CHUNK: tl.constexpr):
+@triton.jit(do_not_specialize=["seeds", "size"])
+def _normals(OUT, SEEDS, CLIENTS, T, STEP, WORDS, ORDER, LIMITS, WIDTHS, HEIGHTS, seeds, size, CHUNK: tl.constexpr):
     address = tl.program_id(0)
     seed = tl.load(SEEDS + address % seeds).to(tl.uint64)
     client = tl.load(CLIENTS + address // seeds).to(tl.uint64)
-    key0, key1 = _key(WORDS, ORDER, seed, client, t.to(tl.uint64), step.to(tl.uint64))
+    key0, key1 = _key(WORDS, ORDER, seed, client, tl.load(T).to(tl.uint64), tl.load(STEP).to(tl.uint64))
     out = OUT + address.to(tl.int64) * size
     inside = tl.arange(0, CHUNK)
     begin = address * 0
@@ -224,16 +224,39 @@ def _normals(OUT, SEEDS, CLIENTS, WORDS, ORDER, LIMITS, WIDTHS, HEIGHTS, t, step
 def normals(clients: torch.Tensor, seeds: torch.Tensor, t: int, step: int, purpose: str, size: int) -> torch.Tensor:
     """`Address(seed, client, t, step, purpose).normal(size)` for all clients and seeds: (clients, seeds, size)."""
     device = str(clients.device)
+    return normals_at(clients, seeds, number(t, device), number(step, device), words(purpose, device), size)
+
+
+def normals_at(
+    clients: torch.Tensor, seeds: torch.Tensor, t: torch.Tensor, step: torch.Tensor, words: torch.Tensor, size: int
+) -> torch.Tensor:
+    """The same with tensors only, so that a recorded launch can be repeated for other rounds."""
+    device = str(clients.device)
     out = torch.empty(len(clients), len(seeds), size, device=device)
     if out.numel():
         _normals[(len(clients) * len(seeds),)](
-            out, seeds, clients, _words(purpose, device), _order(device), *_strips(device), t, step, len(seeds), size,
-            CHUNK, num_warps=8, enable_fp_fusion=False,
+            out, seeds, clients, t, step, words, _order(device), *_strips(device), len(seeds), size, CHUNK,
+            num_warps=8, enable_fp_fusion=False,
         )  # fmt: skip
     return out
 
 
+def number(value: int, device: str) -> torch.Tensor:
+    """A tensor with this number. Those below `NUMBERS` are on the device already."""
+    if value < NUMBERS:
+        return _numbers(device)[value : value + 1]
+    return torch.tensor([value], device=device)
+
+
 # ---- tables
+
+NUMBERS = 1 << 16
+
+
+@cache
+def _numbers(device: str) -> torch.Tensor:
+    return torch.arange(NUMBERS, device=device)
+
 
 MASK = (1 << 64) - 1
 INITIAL = tuple(  # the fractional parts of the square roots of the first eight primes
@@ -260,7 +283,7 @@ def _order(device: str) -> torch.Tensor:
 
 
 @cache
-def _words(purpose: str, device: str) -> torch.Tensor:
+def words(purpose: str, device: str) -> torch.Tensor:
     """BLAKE2b's initial state (16 words), and the message (16 words, without the numbers of the address)."""
     message = bytes(32) + purpose.encode()
     if len(message) > 128:
@@ -269,8 +292,8 @@ def _words(purpose: str, device: str) -> torch.Tensor:
     chained = [*INITIAL[:6], INITIAL[6] ^ person[0], INITIAL[7] ^ person[1]]
     chained[0] ^= 0x01010000 ^ 16  # parameters: fanout 1, depth 1, no key, digest of 16 bytes
     begins = [*chained, *INITIAL[:4], INITIAL[4] ^ len(message), INITIAL[5], INITIAL[6] ^ MASK, INITIAL[7]]
-    words = struct.pack("<16Q", *begins) + message.ljust(128, b"\0")
-    return torch.from_numpy(np.frombuffer(words, dtype="<i8").copy()).to(device)
+    packed = struct.pack("<16Q", *begins) + message.ljust(128, b"\0")
+    return torch.from_numpy(np.frombuffer(packed, dtype="<i8").copy()).to(device)
 
 
 @cache
