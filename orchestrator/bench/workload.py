@@ -14,6 +14,7 @@ from trainables import methods
 from trainables.data import features, partition
 from trainables.federation.federation_size import FederationSize
 from trainables.federation.lane_result import LaneResult
+from trainables.federation.pack_runner import CHUNK_S
 from trainables.federation.problem import Problem, ProblemData
 from trainables.federation.trial_spec import DataSpec, ProblemSpec, TrialSpec
 from trainables.lazy import torch
@@ -22,6 +23,7 @@ from trainables.ray_actors.federation import RayFederation
 from trainables.ray_actors.object_store import ObjectStoreProblems
 
 PAPER_SIZED = "synthetic-frozen"
+MOST_ROUNDS = 100
 
 
 class DisagreementError(RuntimeError):
@@ -114,10 +116,12 @@ class MeasuredFederation:
         return time.perf_counter() - start
 
     def round_seconds(self, rounds: int, first: int = 2) -> float:
-        """Median seconds per round, with several rounds per call as in a sweep."""
-        return statistics.median(
-            self.seconds(t + rounds - 1) / rounds for t in range(first, first + 3 * rounds, rounds)
-        )
+        """Median seconds per round over three calls. As in a sweep, a call takes about half a second; it has at least
+        `rounds` and at most `MOST_ROUNDS` rounds."""
+        t = first + rounds - 1
+        in_time = int(CHUNK_S / self.seconds(t) * rounds)
+        rounds = max(rounds, min(in_time, MOST_ROUNDS))
+        return statistics.median(self.seconds(t + call * rounds) / rounds for call in (1, 2, 3))
 
 
 @contextmanager

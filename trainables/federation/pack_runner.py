@@ -59,16 +59,14 @@ class PackRunner:
         self._writer.start_pack([trial.key for trial in self.trials])
 
     def advance(self) -> Report | None:
-        """Run to the next evaluation or for about half a second. Returns a report if one is due."""
+        """Run for about half a second. Returns a report if one is due."""
         assert self.order is not None
         if not self._opened:
             fits = self.federation.lanes_that_fit(self.trials, self.order.data)
             if fits is not None and fits < len(self.trials):
                 return self.too_large(fits)
             self._open(self.order)
-        first = self.trials[0]
-        evaluation = min((self.t // first.evaluate_every + 1) * first.evaluate_every, first.last_round)
-        until, began = min(evaluation, self.t + self._chunk), time.monotonic()
+        until, began = min(self.trials[0].last_round, self.t + self._chunk), time.monotonic()
         progress = self.federation.progress(until)
         now = time.monotonic()
         self._chunk = max(1, int((until - self.t) * CHUNK_S / max(1e-6, now - began)))
