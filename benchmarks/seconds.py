@@ -94,9 +94,11 @@ def _parts_of(trials: list[Any], prepared: PreparedStudy, device: str) -> None:
     from trainables.federation.hosts import Hosts
     from trainables.federation.lane_vectors import LaneVectors
     from trainables.federation.server import Server
+    from trainables.models import recorded
     from trainables.models.softmax import SoftmaxHead
 
     data = ProblemData.of(prepared.problems[trials[0].problem.key])
+    recorded.SMALL_LANES = 0  # parts of a recording cannot be timed
     plain = Server(Hosts(1, device), device)
     plain.open(trials, data)
     plain.advance(3)

@@ -43,11 +43,11 @@ class WaitingFederation:
         time.sleep(max(0.0, self._began + self._seconds * until / rounds - time.time()))
         self._t = until
         if until < rounds:
-            return SimpleNamespace(running=len(self._trials), computing_s=self._seconds)
+            return SimpleNamespace(running=len(self._trials), round=until, computing_s=self._seconds)
         with (self._folder / f"packs-{os.getpid()}").open("a") as out:
             out.write(json.dumps([self._began, time.time()]) + "\n")
         results = pickle.dumps([_result(trial) for trial in self._trials])
-        return SimpleNamespace(running=0, computing_s=self._seconds, results=results)
+        return SimpleNamespace(running=0, round=until, computing_s=self._seconds, results=results)
 
     def checkpoint(self) -> bytes:
         return b""

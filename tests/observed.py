@@ -184,6 +184,7 @@ def _watching(record: Record, noise: Vectors, sums: Vectors) -> Iterator[None]:
             self._unseen = 1
             super().__init__(batch, t, work, *rest)
             (self._client,) = batch.clients
+            self._noisy = None
             self._when = CENTRE if t == ONCE and work.needs_centre else t
             self._unseen = 0
 

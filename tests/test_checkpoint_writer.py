@@ -160,7 +160,7 @@ class Federation:
         self.opened.append((checkpoint, list(paused)))
 
     def progress(self, until):
-        return SimpleNamespace(running=0, computing_s=0.0, results=())
+        return SimpleNamespace(running=0, round=until, computing_s=0.0, results=())
 
     def paused(self):
         return KEYS, b"lanes"

@@ -30,11 +30,12 @@ from trainables.audit import model_contract, paired
 from trainables.data import features
 from trainables.data import partition as partitions
 from trainables.errors import UserError
-from trainables.federation import pack, recorded_step
+from trainables.federation import pack
 from trainables.federation.hosts import Hosts
 from trainables.federation.problem import Problem, ProblemData
 from trainables.federation.server import Server, run_pack
 from trainables.federation.trial_spec import DataSpec, ProblemSpec
+from trainables.models import recorded
 from trainables.models.network import NetworkModel
 from trainables.models.network_settings import NETWORKS, NetworkSettings
 from trainables.models.recorded import LARGE_LANES, _Recording
@@ -311,7 +312,7 @@ def test_rounds_recorded_as_cuda_graphs_have_the_same_bits(
         model=f"network:resnet20,cut={cut},train={train},weights={weights}",
     )
     problem = Problem.prepare(data, spec)
-    monkeypatch.setattr(recorded_step, "SMALL", 0)  # the server's steps are not recorded
+    monkeypatch.setattr(recorded, "SMALL_LANES", 0)  # the server's steps are not recorded
     replayed, original = [], _Recording.__call__
     monkeypatch.setattr(_Recording, "__call__", lambda self, *args: (replayed.append(1), original(self, *args))[1])
 

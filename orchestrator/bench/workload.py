@@ -14,7 +14,7 @@ from trainables import methods
 from trainables.data import features, partition
 from trainables.federation.federation_size import FederationSize
 from trainables.federation.lane_result import LaneResult
-from trainables.federation.pack_runner import CHUNK_S
+from trainables.federation.pack_runner import CHUNK_S, MOST_ROUNDS
 from trainables.federation.problem import Problem, ProblemData
 from trainables.federation.trial_spec import DataSpec, ProblemSpec, TrialSpec
 from trainables.lazy import torch
@@ -23,7 +23,6 @@ from trainables.ray_actors.federation import RayFederation
 from trainables.ray_actors.object_store import ObjectStoreProblems
 
 PAPER_SIZED = "synthetic-frozen"
-MOST_ROUNDS = 100
 
 
 class DisagreementError(RuntimeError):
@@ -116,8 +115,7 @@ class MeasuredFederation:
         return time.perf_counter() - start
 
     def round_seconds(self, rounds: int, first: int = 2) -> float:
-        """Median seconds per round over three calls. As in a sweep, a call takes about half a second; it has at least
-        `rounds` and at most `MOST_ROUNDS` rounds."""
+        """Median seconds per round over three calls, each as long as in a sweep, but of at least `rounds` rounds."""
         t = first + rounds - 1
         in_time = int(CHUNK_S / self.seconds(t) * rounds)
         rounds = max(rounds, min(in_time, MOST_ROUNDS))

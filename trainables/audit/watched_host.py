@@ -165,6 +165,7 @@ class _WatchedRound(BatchRound):
         super().__init__(*arguments)
         self._tape = tape
         self.model = _watched_model(self.model, tape)
+        self._noisy = None  # recordings would bypass the methods below
 
     def clipped_gradient_sum(self, theta: torch.Tensor, sample: Sample | None = None) -> torch.Tensor:
         return self._tape.summed(super().clipped_gradient_sum(theta, sample), sample)

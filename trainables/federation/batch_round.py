@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +15,15 @@ from trainables.federation.exact_sum import to_grid_
 from trainables.federation.lane_vectors import LaneVectors, noise_at
 from trainables.federation.pack import CENTRE, LENGTHS, ClientWork
 from trainables.methods.base import Parts, Sample, State
-from trainables.models import Model, centring, kernels
+from trainables.models import Model, centring, kernels, recorded
 from trainables.models.network import NetworkModel
-from trainables.models.recorded import SMALL, Recordings
+from trainables.models.recorded import Function, Recordings
 from trainables.models.shard import Shard
 from trainables.privacy.lengths import TYPICAL
 from trainables.privacy.noise import Address, keyed
 
 GradientSum = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+SUM, NOISY = "sum", "noisy"
 
 
 @dataclass(frozen=True)
@@ -34,23 +35,22 @@ class Batch:
     sums: Mapping[bool, GradientSum]
     """The model's sum of clipped gradients over all rows, as a function of weights and clip bounds. The key: whether
     clipping is automatic."""
-    noisy: Mapping[bool, Recordings]
-    """`ClientRound.noisy_gradient`, recorded; empty if it cannot be. The inputs are weights, round, step, clip bounds
-    and the other addresses of the noise (`LaneVectors.noise_addresses`)."""
+    noisy: Recordings | None
+    """Has `ClientRound.noisy_gradient` as the functions (NOISY, key), of weights, round, step, clip bounds and the
+    tensors of `LaneVectors.noise_inputs`. None: it is not recorded."""
 
     @classmethod
     def load(cls, clients: tuple[int, ...], shard: Shard, model: Model) -> Batch:
-        network = isinstance(model, NetworkModel)
-        kinds = {automatic: _gradient_sum_of(model, shard, automatic) for automatic in (False, True)}
-        sums, noisy = kinds, {}
-        if shard.x.is_cuda and (not isinstance(model, NetworkModel) or model.can_be_recorded(shard)):
-            sums = {automatic: _recorded(one, large=network) for automatic, one in kinds.items()}
-        if shard.x.is_cuda and not network and kernels.chosen("cuda") == "triton":
-            noisy = {automatic: Recordings(_noisy_mean_of(one, shard)) for automatic, one in kinds.items()}
-        return cls(clients, shard, sums, noisy)
+        network, sums = isinstance(model, NetworkModel), {kind: _sum_of(model, shard, kind) for kind in (False, True)}
+        if not shard.x.is_cuda or (isinstance(model, NetworkModel) and not model.can_be_recorded(shard)):
+            return cls(clients, shard, sums, None)
+        recordings = recordings_of(sums, shard, network)
+        recorded_sums = {kind: _recorded_sum(recordings, kind) for kind in sums}
+        noise_on_device = kernels.chosen("cuda") == "triton"
+        return cls(clients, shard, recorded_sums, recordings if noise_on_device and not network else None)
 
 
-def _gradient_sum_of(model: Model, shard: Shard, automatic: bool) -> GradientSum:
+def _sum_of(model: Model, shard: Shard, automatic: bool) -> GradientSum:
     options = {"automatic": True} if automatic else {}  # a plug-in's model may support plain clipping only
 
     def gradient_sum(theta: torch.Tensor, clip: torch.Tensor) -> torch.Tensor:
@@ -59,21 +59,35 @@ def _gradient_sum_of(model: Model, shard: Shard, automatic: bool) -> GradientSum
     return gradient_sum
 
 
-def _recorded(gradient_sum: GradientSum, *, large: bool) -> GradientSum:
-    recordings = Recordings(lambda theta, clip: (gradient_sum(theta, clip),), large=large)
-    return lambda theta, clip: recordings(theta, clip)[0]
+def recordings_of(sums: Mapping[bool, GradientSum], shard: Shard, network: bool) -> Recordings:
+    """Recordings of gradient sums and noisy gradients: together, so that a pack with other lanes drops all of them."""
+    functions: dict[Hashable, Function] = {}
+    for kind, gradient_sum in sums.items():
+        functions[SUM, kind] = _as_tuple(gradient_sum)
+        functions[NOISY, kind] = _with_noise(gradient_sum, shard)
+    return Recordings(functions, network=network)
 
 
-def _noisy_mean_of(gradient_sum: GradientSum, shard: Shard) -> Callable[..., tuple[torch.Tensor]]:
-    """Computes what `BatchRound.noisy_gradient` does, operation by operation."""
+def _as_tuple(gradient_sum: GradientSum) -> Function:
+    return lambda theta, clip: (gradient_sum(theta, clip),)
 
-    def noisy_mean(
-        theta: torch.Tensor, t: torch.Tensor, step: torch.Tensor, clip: torch.Tensor, *addresses: torch.Tensor
+
+def _recorded_sum(recordings: Recordings, automatic: bool) -> GradientSum:
+    return lambda theta, clip: recordings((SUM, automatic), theta, clip)[0]
+
+
+def _with_noise(gradient_sum: GradientSum, shard: Shard) -> Function:
+    def noisy(
+        theta: torch.Tensor, t: torch.Tensor, step: torch.Tensor, clip: torch.Tensor, *inputs: torch.Tensor
     ) -> tuple[torch.Tensor]:
-        noise = noise_at(t, step, theta.shape[-1], *addresses)
-        return (((gradient_sum(theta, clip) + noise) / shard.size).to(theta.dtype),)
+        noise = noise_at(t, step, theta.shape[-1], *inputs)
+        return (_noisy_mean(gradient_sum(theta, clip), noise, shard.size, theta.dtype),)
 
-    return noisy_mean
+    return noisy
+
+
+def _noisy_mean(total: torch.Tensor, noise: torch.Tensor, size: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return ((total + noise) / size).to(dtype)
 
 
 @dataclass(frozen=True)
@@ -136,11 +150,12 @@ class BatchRound:
         return mean
 
     def noisy_gradient(self, theta: torch.Tensor, step: int = 0, purpose: str = "gradient") -> torch.Tensor:
-        if not self._noisy or theta.shape[-2] > SMALL or self._diagnose_gradient is not None:
-            return ((self.clipped_gradient_sum(theta) + self.noise(purpose, step)) / self.size).to(theta.dtype)
+        small = recorded.is_small(len(self._clients), theta)
+        if self._noisy is None or not small or self._diagnose_gradient is not None:
+            return _noisy_mean(self.clipped_gradient_sum(theta), self.noise(purpose, step), self.size, theta.dtype)
         self._diagnose_noise = None  # a further local step
-        t, at, *others = self._lanes.noise_addresses(self._clients, self.t, step, purpose)
-        (mean,) = self._noisy[self._automatic](theta, t, at, constants=(self._lanes.clip, *others))
+        moment, constants = self._lanes.noise_inputs(self._clients, self.t, step, purpose)
+        (mean,) = self._noisy((NOISY, self._automatic), theta, *moment, constants=(self._lanes.clip, *constants))
         return mean
 
     def _rows_of(self, sample: Sample | None) -> tuple[Parts, torch.Tensor]:
@@ -156,9 +171,7 @@ class BatchRound:
         self._diagnose_gradient, self._noise_divisor = None, divisor
         if diagnostics is None and parts is self._all_rows:
             return self._sums[automatic](theta, clip)
-        options: dict[str, Any] = (
-            {"automatic": True} if automatic else {}
-        )  # a plug-in's model may support plain clipping only
+        options: dict[str, Any] = {"automatic": True} if automatic else {}  # as in `_sum_of`
         sums = []
         for lanes, shard in parts:
             part, measured = centring.clipped_gradient_sum(

@@ -32,6 +32,8 @@ class Progress:
 
     running: int
     """Lanes that have not ended."""
+    round: int
+    """The last round that was computed."""
     computing_s: float
     """Seconds spent in rounds."""
     results: Any = ()

@@ -31,7 +31,7 @@ class LaneVectors:
         self.lanes_of_seed = by_seed.split(count.tolist())
         self.distinct = torch.from_numpy(work.distinct_noises()[0]).to(device)
         """One lane for every distinct noise (`ClientWork.distinct_noises`)."""
-        self._noise_addresses: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._client_and_seed_numbers: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = {}
         """Client numbers and seeds as tensors on the device, for noise that is generated there."""
         self._ones: dict[int, torch.Tensor] = {}
         """Equal weights, by the number of clients."""
@@ -92,21 +92,23 @@ class LaneVectors:
         return noise_triton.normals(*self._clients_and_seeds(clients), t, step, purpose, size)
 
     def _clients_and_seeds(self, clients: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-        if clients not in self._noise_addresses:
+        if clients not in self._client_and_seed_numbers:
             ids, seeds = np.asarray(clients, dtype=np.int64), self.seeds.astype(np.int64)
-            self._noise_addresses[clients] = (
+            self._client_and_seed_numbers[clients] = (
                 torch.from_numpy(ids).to(self.device),
                 torch.from_numpy(seeds).to(self.device),
             )
-        return self._noise_addresses[clients]
+        return self._client_and_seed_numbers[clients]
 
-    def noise_addresses(self, clients: tuple[int, ...], t: int, step: int, purpose: str) -> tuple[torch.Tensor, ...]:
-        """What `noise_at` needs: round and step, which change from call to call, and tensors that a pack keeps."""
+    def noise_inputs(
+        self, clients: tuple[int, ...], t: int, step: int, purpose: str
+    ) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+        """The arguments of `noise_at`: round and step, and those that are the same tensors throughout a pack."""
         from trainables.privacy import noise_triton
 
         words = noise_triton.words(keyed(purpose, self.noise_key), self.device)
         moment = noise_triton.number(t, self.device), noise_triton.number(step, self.device)
-        return (*moment, self.std[purpose], self._seed_index_on_device, words, *self._clients_and_seeds(clients))
+        return moment, (self.std[purpose], self._seed_index_on_device, words, *self._clients_and_seeds(clients))
 
 
 def noise_at(

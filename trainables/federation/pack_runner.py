@@ -1,4 +1,4 @@
-"""Runs packs on a federation: from evaluation to evaluation, with checkpoints and reports."""
+"""Runs packs on a federation, about half a second per call, with checkpoints and reports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from trainables.federation.checkpoints import (
 )
 from trainables.federation.messages import Order, Report
 
-CHUNK_S = 0.5  # target duration of the rounds between two reports
+CHUNK_S = 0.5  # target duration of a call's rounds
+MOST_ROUNDS = 100  # of a call: rounds can become slower, and a call is not interrupted
 LOAD_S = 60.0  # time limit for loading the checkpoint that a pack resumes from, or the lanes that it continues
 SAVE_S = 10.0  # time limit for saving the lanes of trials that stopped early
 HAND_BACK_S = 8.0  # time limit for the checkpoint when the node is about to leave; clouds give 15 s or more of notice
@@ -69,8 +70,8 @@ class PackRunner:
         until, began = min(self.trials[0].last_round, self.t + self._chunk), time.monotonic()
         progress = self.federation.progress(until)
         now = time.monotonic()
-        self._chunk = max(1, int((until - self.t) * CHUNK_S / max(1e-6, now - began)))
-        self.t = until
+        self._chunk = max(1, min(MOST_ROUNDS, int((until - self.t) * CHUNK_S / max(1e-6, now - began))))
+        self.t = progress.round
         state = {"round": self.t, "running": progress.running, "computing_s": progress.computing_s}
         if progress.running == 0:
             self._writer.end_pack()

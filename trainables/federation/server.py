@@ -35,7 +35,7 @@ from trainables.federation.pack import (
     select_lanes,
 )
 from trainables.federation.problem import ProblemData
-from trainables.federation.recorded_step import RecordedStep
+from trainables.federation.server_step import ServerStep
 from trainables.federation.trial_spec import TrialSpec
 from trainables.methods.base import State
 from trainables.metrics.base import Predictions
@@ -113,7 +113,7 @@ class Server:
 
     def _use_groups(self, groups: list[LaneGroup]) -> None:
         self._groups = groups
-        self._steps = {group.start: RecordedStep(group, self.device) for group in groups}
+        self._steps = {group.start: ServerStep(group, self.device) for group in groups}
 
     @property
     def results(self) -> dict[str, LaneResult]:
@@ -143,7 +143,7 @@ class Server:
             self._metrics.seconds += (time.perf_counter() - began) / max(1, len(self.trials))
         flushed = sum(lane.seconds for lane in self._results.values())
         seconds = flushed + self._metrics.seconds * len(self.trials) - self._seconds_before
-        return Progress(len(self.trials), seconds, () if self.trials else list(self.results.values()))
+        return Progress(len(self.trials), self.t, seconds, () if self.trials else list(self.results.values()))
 
     def _run_rounds(self, until: int) -> None:
         every = self.trials[0].evaluate_every if self.trials else 1

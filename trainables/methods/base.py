@@ -345,7 +345,8 @@ class Method(ABC):
     """Whether it preconditions with a matrix that is not diagonal. Tables compare these methods with the others."""
     records_step: ClassVar[bool] = False
     """Whether a GPU may record `step` as a CUDA graph, which makes small packs faster if it has many operations. Such a
-    step does not use t, does the same operations in every round, and copies nothing to the CPU."""
+    step does not use t, does the same operations in every round, and copies nothing to the CPU. A subclass with another
+    step has to set this again."""
 
     needs: ClassVar[str] = "another model"
     """Which models it accepts, as the end of a message."""

@@ -6,14 +6,30 @@ them takes longer than running them. A recording is for fixed shapes and pays of
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache
 
 import torch
 
-SMALL = 256
-"""Lanes of a small pack. In larger ones, launches take less time than the kernels, and copies of inputs take memory."""
+SMALL_LANES = 256
+SMALL_NUMBERS = 1 << 22
+"""Lanes, and numbers (clients x lanes x weights), up to which a whole step is recorded. Launches of larger steps take
+less time than their kernels, and a recording keeps the memory of all intermediate results."""
+LARGE_LANES = 4
+"""Largest number of lanes in a recording of a network: it has thousands of kernels per lane, which take memory, too."""
+FREE_SHARE = 1 / 8
+"""If less than this share of the memory is free, what is cached is returned to the device before a recording. In a
+recording that is not possible."""
+
+Function = Callable[..., "tuple[torch.Tensor, ...]"]
+
+
+def is_small(clients: int, theta: torch.Tensor) -> bool:
+    """`theta` is (..., lanes, weights)."""
+    lanes, weights = theta.shape[-2:]
+    return lanes <= SMALL_LANES and clients * lanes * weights <= SMALL_NUMBERS
 
 
 @cache
@@ -22,52 +38,56 @@ def _side_stream() -> torch.cuda.Stream:
     return torch.cuda.Stream()
 
 
-Function = Callable[..., "tuple[torch.Tensor, ...]"]
-LARGE_LANES = 4
-"""Largest number of lanes in a large recording: it has thousands of kernels per lane, which take memory, too."""
-
-
 class Recordings:
-    """The recordings of one function, by the shapes of its inputs; the first input is (..., lanes, numbers).
+    """The recordings of some functions, by the shapes of their inputs. The first input is (..., lanes, weights); when
+    its lanes change, earlier recordings are dropped. `network`: at most `LARGE_LANES` lanes are recorded."""
 
-    `large`: for networks, of which packs of at most `LARGE_LANES` lanes are recorded. Before a large recording, memory
-    of earlier ones is returned to the device."""
+    def __init__(self, functions: Mapping[Hashable, Function], *, network: bool = False) -> None:
+        self._functions, self._network = functions, network
+        self._known: dict[Hashable, _Recording] = {}
+        self._lanes = 0
 
-    def __init__(self, function: Function, *, large: bool = False) -> None:
-        self._function, self._large = function, large
-        self._by_shape: dict[tuple[torch.Size, ...], _Recording] = {}
-
-    def __call__(self, *inputs: torch.Tensor, constants: Sequence[torch.Tensor] = ()) -> tuple[torch.Tensor, ...]:
+    def __call__(
+        self, name: Hashable, *inputs: torch.Tensor, constants: Sequence[torch.Tensor] = ()
+    ) -> tuple[torch.Tensor, ...]:
         """`constants`: further inputs that nobody writes to. They are copied only if they are other tensors than in the
         last call."""
-        shapes, lanes = tuple(value.shape for value in (*inputs, *constants)), inputs[0].shape[-2]
-        if shapes not in self._by_shape:
-            # a new number of lanes means a new pack: free the recordings of the last one
-            self._by_shape = {known: recording for known, recording in self._by_shape.items() if known[0][-2] == lanes}
-            if self._large and lanes > LARGE_LANES:
-                return self._function(*inputs, *constants)
-            if self._large or lanes > SMALL:
+        lanes = inputs[0].shape[-2]
+        if lanes != self._lanes:  # a new pack, or lanes that have ended
+            self._known, self._lanes = {}, lanes
+        key = name, *((value.shape, value.dtype) for value in (*inputs, *constants))
+        if key not in self._known:
+            if self._network and lanes > LARGE_LANES:
+                return self._functions[name](*inputs, *constants)
+            if self._network or lanes > SMALL_LANES or _is_low_on_memory():
                 torch.cuda.empty_cache()
-            self._by_shape[shapes] = _Recording(self._function, (*inputs, *constants))
-        return self._by_shape[shapes](inputs, constants)
+            self._known[key] = _Recording(self._functions[name], (*inputs, *constants))
+        return self._known[key](inputs, constants)
+
+
+def _is_low_on_memory() -> bool:
+    free, total = torch.cuda.mem_get_info()
+    return free < FREE_SHARE * total
 
 
 class _Recording:
     def __init__(self, function: Function, inputs: tuple[torch.Tensor, ...]) -> None:
         self._inputs = [value.clone() for value in inputs]
+        self._constants: Sequence[torch.Tensor] = ()
         beside = _side_stream()
         beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):  # libraries initialise in a first call, which cannot be recorded
-            function(*self._inputs)
-        torch.cuda.current_stream().wait_stream(beside)
-        self._constants: Sequence[torch.Tensor] = ()
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(beside):  # torch.cuda.graph would also wait for the device and empty its cache
+        with torch.cuda.stream(beside):
+            function(*self._inputs)  # libraries initialise in a first call, which cannot be recorded
+            # torch.cuda.graph would also wait for the device and empty its cache, which takes milliseconds
+            self._graph = torch.cuda.CUDAGraph()
             self._graph.capture_begin()
             try:
                 self._outputs = function(*self._inputs)
-            finally:
-                self._graph.capture_end()
+            except BaseException:
+                with contextlib.suppress(RuntimeError):  # of the recording that has failed
+                    self._graph.capture_end()
+                raise
+            self._graph.capture_end()
         torch.cuda.current_stream().wait_stream(beside)
 
     def __call__(self, inputs: Sequence[torch.Tensor], constants: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:

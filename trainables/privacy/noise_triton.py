@@ -177,7 +177,7 @@ def _transition(before, word, LIMITS):
     return start | START << 3 | (TAIL_THEN << 6) | ((TAIL_THEN + 1) << 9) | (plus << 12) | (minus << 15)
 
 
-@triton.jit(do_not_specialize=["seeds", "size"])
+@triton.jit(do_not_specialize=["T", "STEP", "seeds", "size"])
 def _normals(OUT, SEEDS, CLIENTS, T, STEP, WORDS, ORDER, LIMITS, WIDTHS, HEIGHTS, seeds, size, CHUNK: tl.constexpr):
     address = tl.program_id(0)
     seed = tl.load(SEEDS + address % seeds).to(tl.uint64)
@@ -242,8 +242,8 @@ def normals_at(
 
 
 def number(value: int, device: str) -> torch.Tensor:
-    """A tensor with this number. Those below `NUMBERS` are on the device already."""
-    if value < NUMBERS:
+    """A tensor with this number. The most common numbers are on the device already."""
+    if 0 <= value < NUMBERS:
         return _numbers(device)[value : value + 1]
     return torch.tensor([value], device=device)
 
