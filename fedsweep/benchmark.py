@@ -105,8 +105,14 @@ def _only_cell(cells: Sequence[Cell], method: str | None, epsilon: float | None,
         and setting in (None, cell.setting.name)
     ]
     if len(found) != 1:
-        names = "; ".join(cell.name for cell in (found or cells))
+        fitting = found or cells
+        named = {
+            "method": [repr(cell.method.shown) for cell in fitting],
+            "epsilon": [f"{cell.epsilon:g}" for cell in fitting],
+            "setting": [repr(cell.setting.name) for cell in fitting],
+        }
+        choices = "; ".join(f"{name} = {' or '.join(dict.fromkeys(own))}" for name, own in named.items())
         what = f"matches {len(found)} cells" if found else "matches no cell"
         selection = f"method = {method!r}, epsilon = {epsilon}, setting = {setting!r}"
-        raise UserError(f"{selection} {what} of the study; choose one of: {names}")
+        raise UserError(f"{selection} {what} of the study; choose {choices}")
     return found[0]

@@ -5,6 +5,7 @@ import math
 
 import optuna
 import pandas as pd
+import pyarrow.parquet
 import pytest
 from handmade_ledgers import cell_id, setting_id
 
@@ -196,3 +197,22 @@ def test_configurations_stopped_by_halving_are_not_results(file):
     again = optuna.create_study(direction="maximize", sampler=optuna.samplers.GridSampler(task.axes))
     again.optimize(task.optuna_objective(rounds=10), n_trials=3)
     assert again.best_params == {"learning_rate": 1.0}, "up to there it is known"
+
+
+@pytest.mark.parametrize(
+    ("column", "name", "values"), [("clip", "clip", (10.0, 3.0)), ("of_rounds", "rounds", (20, 40))]
+)
+def test_runs_with_another_clip_or_number_of_rounds_are_not_averaged(file, tmp_path, column, name, values):
+    """A study that tunes them has runs that differ in nothing else."""
+    whole = pyarrow.parquet.read_table(file)
+    other = whole.to_pandas()
+    other = other.assign(**{column: values[1], "accuracy": other["accuracy"] + 30, "key": other["key"] + "x"})
+    both = pyarrow.concat_tables([whole, pyarrow.Table.from_pandas(other, whole.schema, preserve_index=False)])
+    pyarrow.parquet.write_table(both, tmp_path / "both.parquet")
+    one, both = Task.load(file, "dp-fedgd", 1), Task.load(tmp_path / "both.parquet", "dp-fedgd", 1)
+    assert name not in one.axes
+    assert set(both.axes) == {"learning_rate", name}
+    plain = one.curve({"learning_rate": 1.0})
+    assert both.curve({"learning_rate": 1.0, name: values[0]}) == plain
+    assert both.curve({"learning_rate": 1.0, name: values[1]}) == {t: score + 30 for t, score in plain.items()}
+    assert one.curve({"learning_rate": 1.0, name: values[0]}) == plain, "the only value may be given"

@@ -36,12 +36,15 @@ def test_at_chance(tmp_path):
     )
 
 
+@pytest.mark.parametrize("release", ["local", "secure-aggregation"])
 @pytest.mark.parametrize(("mean", "at_chance"), [(52.0, True), (53.0, False)])
-def test_at_chance_by_another_metric(mean, at_chance):
+def test_at_chance_by_another_metric(mean, at_chance, release):
     """The standard error over five seeds is 2.8 / sqrt(5) = 1.25."""
     cell = SimpleNamespace(last=20, curve={20: Score(mean, 2.8, 5)}, cell_id=SimpleNamespace(setting="here"))
     results = SimpleNamespace(
-        study=SimpleNamespace(objective="balanced_accuracy", epsilons=[8], defaults="adaptive"),
+        study=SimpleNamespace(
+            objective="balanced_accuracy", epsilons=[8], defaults="adaptive", privacy=SimpleNamespace(release=release)
+        ),
         settings=[SETTING],
         of=lambda *_: [cell],
         class_counts={"here": EVEN},
@@ -50,6 +53,8 @@ def test_at_chance_by_another_metric(mean, at_chance):
     assert bool(sentences) == at_chance
     wanted = "no method is clearly better than guessing (50.0%): the best has a test balanced accuracy of 52.0%."
     assert all(wanted in sentence for sentence in sentences)
+    advised = ["`release: secure-aggregation`" in sentence for sentence in sentences]
+    assert all(advised) if release == "local" else not any(advised), "not if the study has it"
 
 
 def test_one_method_is_worse_than_the_largest_class(tmp_path):

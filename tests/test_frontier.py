@@ -128,3 +128,33 @@ def test_a_prediction_can_be_checked_by_training(surface):
         found = confirmed(each, surface.at(4.0), 2, None, None)
         assert found.seeds == 2
     assert 0 <= found.mean <= 100
+
+
+def test_a_part_of_a_methods_name_is_enough(folder):
+    run = CliRunner().invoke(app, ["frontier", str(folder), "--method", "fedgd", "--epsilon", "4", "--json"])
+    assert run.exit_code == 0
+    assert "DP-FedGD" in run.output
+
+
+def test_a_share_instead_of_percent_is_an_error(folder):
+    run = CliRunner().invoke(app, ["frontier", str(folder), "--reach", "0.63"])
+    assert "reach = 0.63: scores are in percent, so a share of 0.63 is 63" in str(run.exception)
+
+
+def test_another_release_model_has_its_own_range_of_budgets(surface):
+    """The study claims eps under local release; under secure aggregation the same noise has a smaller eps."""
+    own, other = surface.budgets(), surface.budgets(release="secure-aggregation")
+    assert len(own) == len(other)
+    assert all(b < a for a, b in zip(own, other, strict=True))
+    assert surface.at(other[-1], release="secure-aggregation").noise == pytest.approx(surface.at(own[-1]).noise)
+    curve = surface.curve(release="secure-aggregation")
+    assert (curve[0].epsilon, curve[-1].epsilon) == pytest.approx((other[0], other[-1]), rel=0.01)
+    with pytest.raises(UserError, match=rf"\(eps {other[-1]:.3g} to {other[0]:.3g}\)"):
+        surface.at(own[-1] * 3, release="secure-aggregation")
+
+
+def test_how_sure_it_is_that_a_budget_reaches_a_score(surface):
+    perhaps, surely = surface.certainly_reaches(63)
+    assert perhaps <= surface.reach(63).epsilon * 1.01
+    assert surely is None or surely >= surface.reach(63).epsilon * 0.99
+    assert surface.certainly_reaches(99.9) == (None, None)

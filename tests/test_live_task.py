@@ -70,8 +70,8 @@ def test_the_page_runs():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({}, "matches 2 cells of the study; choose one of: .*DP-FedGD"),
-        ({"method": "dp-fedavg"}, "method = 'dp-fedavg', .*matches no cell of the study; choose one of: "),
+        ({}, "matches 2 cells of the study; choose method = 'DP-FedGD' or 'DP-FedSOFIM'; epsilon = 8; "),
+        ({"method": "dp-fedavg"}, "method = 'dp-fedavg', .*matches no cell of the study; choose method = "),
         ({"method": "dp-fedgd", "epsilon": 3}, "epsilon = 3, .*matches no cell"),
         ({"seeds": ()}, "seeds = .*at least one seed"),
         ({"split": "train"}, "split = 'train' is unknown"),

@@ -760,6 +760,17 @@ def test_a_part_of_the_name_of_a_cell_is_enough_if_it_fits_one(finished):
             training.from_best(finished / "best.yaml", part, 42, None)
 
 
+def test_the_end_of_a_cells_name_is_enough_if_another_name_continues(tmp_path):
+    """eps 1 is a part of eps 10."""
+    cells = {
+        f"data / iid / {method} / eps {epsilon}": {} for method in ("DP-FedGD", "DP-FedAdam") for epsilon in (1, 10)
+    }
+    with pytest.raises(UserError, match="'method'"):  # found; it is empty
+        training.from_cells(cells, "best.yaml", "DP-FedGD / eps 1", 42, None)
+    with pytest.raises(UserError, match="fits several cells"):
+        training.from_cells(cells, "best.yaml", "eps 1", 42, None)
+
+
 def test_an_unfinished_study_has_no_cell_to_train_from(tmp_path):
     with pytest.raises(UserError, match=r"best\.yaml has no cell yet: no search has ended"):
         training.from_cells({}, tmp_path / "best.yaml", None, 42, None)

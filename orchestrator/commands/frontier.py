@@ -19,12 +19,17 @@ if TYPE_CHECKING:
 
 def frontier(
     folder: Folder,
-    method: Annotated[str | None, typer.Option(help="Only this method, by its name in the tables.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="Only this method, by its name in the tables or a part of it.")
+    ] = None,
     epsilon: Annotated[
         list[float] | None, typer.Option(help="Budget to predict for, searched or not; repeatable.  [default: a curve]")
     ] = None,
     reach: Annotated[
-        float | None, typer.Option(metavar="SCORE", help="Find the smallest eps whose predicted score reaches this.")
+        float | None,
+        typer.Option(
+            metavar="SCORE", help="Find the smallest eps whose predicted score reaches this, e.g. 75 (percent)."
+        ),
     ] = None,
     delta: Annotated[float | None, typer.Option(help="Delta.  [default: the study's]")] = None,
     release: Annotated[Release | None, typer.Option(help="Release model.  [default: the study's]")] = None,
@@ -49,9 +54,13 @@ def frontier(
     study, surfaces = read_surfaces(folder)
     warn_if_unfinished(folder)
     chosen = [surface for surface in surfaces if method in (None, surface.method.shown, surface.method.name)]
+    chosen = chosen or [surface for surface in surfaces if str(method).lower() in surface.method.shown.lower()]
     if not chosen:
         names = "; ".join(dict.fromkeys(surface.method.shown for surface in surfaces))
         raise UserError(f"method = {method!r} was not searched by surface; methods: {names}")
+    unit = study.objective_spec.unit
+    if reach is not None and unit and 0 < reach <= 1:
+        raise UserError(f"reach = {reach:g}: scores are in percent, so a share of {reach:g} is {100 * reach:g}")
     if confirm and not (epsilon or reach is not None):
         raise UserError("--confirm trains the configurations of --epsilon or --reach, and neither is given")
     answers: list[dict[str, Any]] = []
@@ -62,10 +71,14 @@ def frontier(
         points: list[tuple[Point, str]] = []
         if reach is not None:
             if (reached := surface.reach(reach, delta, release, rounds)) is not None:
-                first = reached.epsilon == min(surface.epsilons)
-                points.append((reached, f"  <- {_reached(reach, first=first)}"))
+                first = reached.epsilon == min(surface.budgets(delta, release))
+                perhaps, surely = surface.certainly_reaches(reach, delta, release, rounds)
+                note = _reached(reach, first=first, perhaps=perhaps, surely=surely)
+                points.append((reached, f"  <- {note}"))
             else:
-                lines.append(f"  no finite eps from {_budgets(surface)} is predicted to reach {reach:g}")
+                lines.append(
+                    f"  no finite eps from {_budgets(surface, delta, release)} is predicted to reach {reach:g}"
+                )
         if epsilon:
             points += [(surface.at(value, delta, release, rounds), "") for value in epsilon]
         elif reach is None:
@@ -84,7 +97,8 @@ def frontier(
     if reach is not None and not answers:
         methods = "; ".join(surface.method.shown for surface in chosen)
         raise UserError(
-            f"reach = {reach:g}: no finite eps from {_budgets(chosen[0])} is predicted to reach {reach:g} for {methods}"
+            f"reach = {reach:g}: no finite eps from {_budgets(chosen[0], delta, release)} is predicted to reach "
+            f"{reach:g} for {methods}"
         )
     if figure:
         lines.append(str(draw_frontier(folder, chosen, delta, release, rounds)))
@@ -95,14 +109,18 @@ def frontier(
     show(answers, json, lines)
 
 
-def _reached(target: float, *, first: bool) -> str:
+def _reached(target: float, *, first: bool, perhaps: float | None, surely: float | None) -> str:
+    """`perhaps`, `surely`: where the better and the worse end of the band reach the target."""
     if first:
         return f"reaches {target:g}; smaller budgets were not searched"
-    return f"smallest eps that reaches {target:g}"
+    until = "beyond the searched budgets" if surely is None else f"{surely:.3g}"
+    band = "" if perhaps is None else f" (within the band: from {perhaps:.3g} to {until})"
+    return f"smallest eps that is predicted to reach {target:g}{band}"
 
 
-def _budgets(surface: StudySurface) -> str:
-    return f"{min(surface.epsilons):g} to {max(surface.epsilons):g}"
+def _budgets(surface: StudySurface, delta: float | None, release: Release | None) -> str:
+    budgets = surface.budgets(delta, release) or list(surface.epsilons)
+    return f"{min(budgets):.3g} to {max(budgets):.3g}"
 
 
 def _line(surface: StudySurface, point: Point) -> str:

@@ -180,11 +180,13 @@ def from_cells(
     secret_noise: bool = False,
 ) -> Training:
     """The run that trains a winner. `cells`: the content of a best.yaml. `file`: its path, for error messages. `cell`:
-    a cell's name, or a part of the name that no other cell's name contains; not needed if there is only one cell."""
+    a cell's name, or a part of it that no other name contains or ends with; not needed if there is only one cell."""
     if not cells:
         raise UserError(f"{file} has no cell yet: no search has ended")
     if cell is None or cell not in cells:
         fitting = [name for name in cells if (cell or "") in str(name)]
+        ending = [name for name in fitting if cell and str(name).endswith(cell)]  # "eps 1" is a part of "eps 10", too
+        fitting = ending if len(ending) == 1 else fitting
         if len(fitting) != 1:
             what = "fits several cells of" if fitting else "is not in"
             raise UserError(f"cell = {cell!r} {what} {file}; it has: {'; '.join(map(repr, fitting or cells))}")

@@ -11,6 +11,7 @@ from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import brentq
 
 from orchestrator.results.ledger import Ledger, Row
 from orchestrator.results.searches import SearchRecord, configuration_of, search_records
@@ -173,11 +174,11 @@ class StudySurface:
         covered = [count for count in asked if self._covers(noise[count], count)]
         usable = np.isin(counts, covered)
         if not covered:
-            searched = self._searched_noise(asked[-1])
+            searched, budgets = self._searched_noise(asked[-1]), self.budgets(delta, claimed_release)
+            known = f" (eps {max(budgets):.3g} to {min(budgets):.3g})" if budgets else ""
             raise UserError(
                 f"epsilon = {epsilon:g} needs a noise multiplier of {noise[asked[-1]]:.3g}; {self.method.shown} was "
-                f"searched from {min(searched):.3g} to {max(searched):.3g} "
-                f"(eps {max(self.epsilons):g} to {min(self.epsilons):g})"
+                f"searched from {min(searched):.3g} to {max(searched):.3g}{known}"
             )
         score, deviation, cautious = (np.full(len(configurations), -math.inf) for _ in range(3))
         for count in sorted(noise):  # runs of other lengths have other noise
@@ -196,6 +197,23 @@ class StudySurface:
             float(deviation[index]),
             budget >= 0,
         )
+
+    def budgets(self, delta: float | None = None, release: Release | None = None) -> list[float]:
+        """The finite searched budgets, as eps for another delta or release model with the same noise."""
+        own = self.study.privacy
+        finite = sorted(epsilon for epsilon in self.epsilons if math.isfinite(epsilon))
+        if (delta or own.delta, release or own.release) == (own.delta, own.release):
+            return finite
+        return [self._with_noise_of(epsilon, delta or own.delta, release or own.release) for epsilon in finite]
+
+    def _with_noise_of(self, epsilon: float, delta: float, release: Release) -> float:
+        """The eps, for this delta and release model, that needs the noise of a searched budget."""
+        own, searched = self.study.privacy, math.log(epsilon)
+        wanted = self._noise(epsilon, own.delta, own.release, 1)
+        found = brentq(
+            lambda at: math.log(self._noise(math.exp(at), delta, release, 1) / wanted), searched - 12, searched + 7
+        )
+        return math.exp(found)
 
     def _covers(self, noise: float, rounds: int) -> bool:
         """Whether this noise multiplier lies between those of the searched budgets, for this number of rounds."""
@@ -238,7 +256,7 @@ class StudySurface:
         self._check_rounds(rounds)
         if (known := self._curves.get((delta, release, rounds))) is not None:
             return known
-        finite = [epsilon for epsilon in self.epsilons if math.isfinite(epsilon)]
+        finite = self.budgets(delta, release)
         between = np.geomspace(min(finite), max(finite), CURVE).tolist() if len(finite) > 1 else []
         points = []
         for epsilon in sorted({*finite, *(float(f"{epsilon:.3g}") for epsilon in between)}):
@@ -273,6 +291,19 @@ class StudySurface:
             else:
                 low = middle.epsilon
         return high
+
+    def certainly_reaches(
+        self, target: float, delta: float | None = None, release: Release | None = None, rounds: int | None = None
+    ) -> tuple[float | None, float | None]:
+        """The smallest eps of the curve whose band reaches the target at its better end, and the smallest from which on
+        it does at its worse end; None if there is none."""
+        curve, lower_is_better = self.curve(delta, release, rounds), self.study.objective_spec.lower_is_better
+        margins = [(target - point.score if lower_is_better else point.score - target) for point in curve]
+        bands = [2 * point.deviation for point in curve]
+        perhaps = [p.epsilon for p, m, band in zip(curve, margins, bands, strict=True) if m + band >= 0]
+        unsure = [p.epsilon for p, m, band in zip(curve, margins, bands, strict=True) if m - band < 0]
+        surely = [p.epsilon for p in curve if p.epsilon > max(unsure, default=0.0)]
+        return (perhaps[0] if perhaps else None), (surely[0] if surely else None)
 
     @cached_property
     def finalists(self) -> list[Finalist]:

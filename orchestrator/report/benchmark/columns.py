@@ -18,7 +18,7 @@ COLUMNS = {
     "precision": ("string", "of the matrix products in gradients: float32, tf32 or bf16"),
     "epsilon_local": ("double", "actual eps against an observer of every client's release"),
     "epsilon_secure": ("double", "actual eps against an observer of their sum only"),
-    "configuration": ("string", "all hyperparameters, as JSON with sorted keys"),
+    "configuration": ("string", "all hyperparameters except clip and rounds, as JSON with sorted keys"),
     "seed": ("int64", "seed of the initial weights and the noise"),
     "stages": ("string", "the stages the trial belongs to, joined by +"),
     "split": ("string", "evaluation rows: validation (held-out train rows) or test"),

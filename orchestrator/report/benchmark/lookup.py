@@ -32,7 +32,7 @@ class Task:
     """A problem for hyperparameter tuners: one method at one budget in one setting."""
 
     trials: pd.DataFrame
-    """One row per trial and evaluated round."""
+    """One row per trial and evaluated round. The column `configuration` has the clip and the planned rounds, too."""
     metric: str = "accuracy"
     """The metric of `curve` and of the objectives: accuracy or loss."""
     seeds: tuple[int, ...] | None = None
@@ -62,7 +62,7 @@ class Task:
         for name in ("label", "setting"):
             if len(_values(named[name])) > 1:
                 raise UserError(f"the table has several {name}s: {', '.join(_values(named[name]))}; name one")
-        return cls(named, metric, None if seeds is None else tuple(seeds))
+        return cls(_with_clip_and_rounds(named), metric, None if seeds is None else tuple(seeds))
 
     @cached_property
     def configurations(self) -> list[dict[str, Any]]:
@@ -107,7 +107,8 @@ class Task:
         """The metric by round, averaged over seeds with a value. It ends with nan if a seed diverged or failed.
         None for a combination that was never run. Hyperparameters that are not axes are ignored; a name that is not in
         the table is an error."""
-        unknown = [name for name in configuration if name not in self.axes and f"{HYPER}{name}" not in self.trials]
+        known = {*self.axes, "clip", "rounds"}
+        unknown = [name for name in configuration if name not in known and f"{HYPER}{name}" not in self.trials]
         if unknown:
             raise UserError(f"hyperparameter {unknown[0]!r} is not in the table; it has: {', '.join(self.axes)}")
         return self._curves.get(self._point(configuration))
@@ -155,6 +156,16 @@ class Task:
                 tune.report({metric: value, "round": t})
 
         return trainable
+
+
+def _with_clip_and_rounds(trials: pd.DataFrame) -> pd.DataFrame:
+    """Runs with another clip, or with noise for another number of rounds, are runs of another configuration."""
+    parts = ["configuration", "clip", "of_rounds"]
+    texts = {
+        (text, clip, rounds): json.dumps({**json.loads(text), "clip": clip, "rounds": rounds}, sort_keys=True)
+        for text, clip, rounds in trials[parts].drop_duplicates().itertuples(index=False, name=None)
+    }
+    return trials.assign(configuration=[texts[key] for key in trials[parts].itertuples(index=False, name=None)])
 
 
 def read(file: Path | str) -> pd.DataFrame:

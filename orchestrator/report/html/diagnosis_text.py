@@ -60,12 +60,17 @@ def _at_chance(results: Results) -> Iterator[str]:
             continue
         if best.mean <= least:
             where = f"{setting}: " if len(results.settings) > 1 else ""
-            adaptive = "" if results.study.defaults == "adaptive" else "`defaults: adaptive`, "
+            adaptive = "" if results.study.defaults == "adaptive" else ", `defaults: adaptive`"
             yield (
                 f"{where}At {budget(epsilon)} no method is clearly better than {than}: the best has a test "
-                f"{metric.title} of {best.mean:.1f}%. A larger ε, more rows, {adaptive}features that separate the "
-                "classes, or `release: secure-aggregation` (if only the sum is visible) helps."
+                f"{metric.title} of {best.mean:.1f}%. A larger ε, more rows{adaptive}{_release(results)} or "
+                "features that separate the classes help."
             )
+
+
+def _release(results: Results) -> str:
+    local = results.study.privacy.release == "local"
+    return ", `release: secure-aggregation` (if only the sum is visible)" if local else ""
 
 
 def _by_budget(results: Results) -> Iterator[tuple[str, float, list[CellResult], list[float]]]:
@@ -150,8 +155,8 @@ def _noise(results: Results) -> Iterator[str]:
             found.append((cell, f"{ratio:.1f} times"))
     if found:
         yield (
-            f"Noise exceeds signal, summed over all rounds: {_named(found, results)}. A larger ε, more rows, fewer "
-            "features, or `release: secure-aggregation` (if only the sum is visible) helps."
+            f"Noise exceeds signal, summed over all rounds: {_named(found, results)}. A larger ε, more "
+            f"rows{_release(results)} or fewer features help."
         )
 
 
