@@ -192,7 +192,7 @@ def _validation_gaps(results: Results) -> list[str]:
         if cell.search.choice and cell.complete(cell.last):
             score = cell.curve[cell.last]
             gap = cell.search.choice.score - score.mean
-            if abs(gap) > GAP_IN_DEVIATIONS * (score.std if not math.isnan(score.std) else math.inf):
+            if abs(gap) > GAP_IN_DEVIATIONS * math.hypot(score.std, _error_of_rows(results, cell, score.mean)):
                 far.append((gap, cell))
     if not far:
         return []
@@ -203,9 +203,19 @@ def _validation_gaps(results: Results) -> list[str]:
     why = "selection bias, or " if better else below
     return [
         f"In {len(far)} of {len(results.cells)} cells validation and test differ by more than {GAP_IN_DEVIATIONS:g} "
-        f"standard deviations over seeds; most for {_cell(cell, results)}, where validation is {_number(abs(gap))} "
-        f"{'higher' if gap > 0 else 'lower'}. Possible reasons: {why}the two sets of rows differ."
+        f"standard deviations over seeds and rows; most for {_cell(cell, results)}, where validation is "
+        f"{_number(abs(gap))} {'higher' if gap > 0 else 'lower'}. Possible reasons: {why}the two sets of rows differ."
     ]
+
+
+def _error_of_rows(results: Results, cell: CellResult, accuracy: float) -> float:
+    """Standard error of the difference between two accuracies that comes from the choice of validation and test rows;
+    0 for other objectives."""
+    facts = results.facts(cell.setting)
+    if results.study.objective != "accuracy" or facts is None or not facts.validation_rows:
+        return 0.0
+    share = accuracy / 100
+    return 100 * math.sqrt(share * (1 - share) * (1 / facts.validation_rows + 1 / max(1, facts.test_rows)))
 
 
 def _not_monotone(results: Results) -> list[str]:

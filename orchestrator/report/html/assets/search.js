@@ -224,10 +224,10 @@ function importances(cell) {
     const rows = [...shares, ...(found.exact && higherOrder > 0.005 ? [["higher order", higherOrder]] : [])];
     return el("figure", {}, el("figcaption", {}, `${found.stage}: ${found.n} configurations`), bars(rows.map(([name, value]) => ({ name, value, text: `${(100 * value).toFixed(1)}%` })), "Share of the variance"));
   })), cell.importance.some((found) => found.exact)
-    ? note("Share of the variance of the validation scores that a hyperparameter explains alone, or a pair explains beyond both. Shares can add up to more than 100%, because a search tries some combinations more often than others.", "importance",
+    ? note("Share of the variance of the validation scores that a hyperparameter explains alone, or a pair explains beyond both.", "importance",
       "An exact analysis of variance of the grid. A configuration that diverged or failed counts as the worst that finished.")
-    : note("Approximate share of the variance of the validation scores that a hyperparameter explains alone.", "importance",
-      "These trials are not a grid: values are grouped into five bins of equal counts, and the shares need not sum to 1."));
+    : note("Approximate share of the variance of the validation scores that a hyperparameter explains alone; the shares need not add up to 100%.", "importance",
+      "These trials are not a grid: values are grouped into five bins of equal counts, and some combinations were tried more often than others."));
 }
 
 function bars(rows, label) {
