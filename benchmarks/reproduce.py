@@ -93,7 +93,9 @@ def main() -> int:
     options = _options()
     for file in options.packed:
         with tarfile.open(file) as archive:
-            archive.extractall(options.work, filter="data")
+            if hasattr(tarfile, "data_filter"):  # Python 3.11.4 and later: no files outside the folder
+                archive.extraction_filter = tarfile.data_filter
+            archive.extractall(options.work)
     failed = options.what in ("all", "run") and _run_all(options)
     if options.what in ("all", "collect"):
         _collect(options.work, options.keep, options.page)
