@@ -154,7 +154,7 @@ def test_another_release_model_has_its_own_range_of_budgets(surface):
 
 
 def test_how_sure_it_is_that_a_budget_reaches_a_score(surface):
-    perhaps, surely = surface.certainly_reaches(63)
+    perhaps, surely = surface.reach_of_band(63)
     assert perhaps <= surface.reach(63).epsilon * 1.01
     assert surely is None or surely >= surface.reach(63).epsilon * 0.99
-    assert surface.certainly_reaches(99.9) == (None, None)
+    assert surface.reach_of_band(99.9) == (None, None)

@@ -72,7 +72,7 @@ def frontier(
         if reach is not None:
             if (reached := surface.reach(reach, delta, release, rounds)) is not None:
                 first = reached.epsilon == min(surface.budgets(delta, release))
-                perhaps, surely = surface.certainly_reaches(reach, delta, release, rounds)
+                perhaps, surely = surface.reach_of_band(reach, delta, release, rounds)
                 note = _reached(reach, first=first, perhaps=perhaps, surely=surely)
                 points.append((reached, f"  <- {note}"))
             else:

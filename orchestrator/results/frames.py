@@ -104,17 +104,17 @@ def cells(results: Results) -> pd.DataFrame:
 def winners(results: Results) -> pd.DataFrame:
     """One row per cell and search variant with a winner: its hyperparameters."""
     lines = [
-        {**names(cell), "cell": cell.name, "clip": _clip(cell), "rounds": cell.last, **cell.search.chosen}
+        {
+            **names(cell),
+            "cell": cell.name,
+            "clip": cell.method.clip or results.study.privacy.clip,
+            "rounds": cell.last,
+            **cell.search.chosen,
+        }
         for cell in results.cells
         if cell.search.chosen is not None
     ]
     return _frame(lines, ["setting", "epsilon", "method", "search", "cell"])
-
-
-def _clip(cell: CellResult) -> float:
-    """The clip where it is not searched."""
-    own = cell.method.clip
-    return cell.study.privacy.clip if own is None else own
 
 
 def _ended(

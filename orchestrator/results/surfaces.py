@@ -271,12 +271,11 @@ class StudySurface:
         self, target: float, delta: float | None = None, release: Release | None = None, rounds: int | None = None
     ) -> Point | None:
         """The smallest eps whose expected score reaches a target; None if none does between the searched budgets."""
-        lower_is_better = self.study.objective_spec.lower_is_better
+        cost, curve = self.study.objective_spec.cost, self.curve(delta, release, rounds)
 
         def reaches(point: Point) -> bool:
-            return point.score <= target if lower_is_better else point.score >= target
+            return cost(point.score) <= cost(target)
 
-        curve = self.curve(delta, release, rounds)
         first = next((number for number, point in enumerate(curve) if reaches(point)), None)
         if first is None or first == 0:
             return None if first is None else curve[0]
@@ -292,18 +291,15 @@ class StudySurface:
                 low = middle.epsilon
         return high
 
-    def certainly_reaches(
+    def reach_of_band(
         self, target: float, delta: float | None = None, release: Release | None = None, rounds: int | None = None
     ) -> tuple[float | None, float | None]:
         """The smallest eps of the curve whose band reaches the target at its better end, and the smallest from which on
         it does at its worse end; None if there is none."""
-        curve, lower_is_better = self.curve(delta, release, rounds), self.study.objective_spec.lower_is_better
-        margins = [(target - point.score if lower_is_better else point.score - target) for point in curve]
-        bands = [2 * point.deviation for point in curve]
-        perhaps = [p.epsilon for p, m, band in zip(curve, margins, bands, strict=True) if m + band >= 0]
-        unsure = [p.epsilon for p, m, band in zip(curve, margins, bands, strict=True) if m - band < 0]
-        surely = [p.epsilon for p in curve if p.epsilon > max(unsure, default=0.0)]
-        return (perhaps[0] if perhaps else None), (surely[0] if surely else None)
+        cost, curve = self.study.objective_spec.cost, self.curve(delta, release, rounds)
+        perhaps = (p.epsilon for p in curve if cost(p.score) - 2 * p.deviation <= cost(target))
+        last_unsure = max((p.epsilon for p in curve if cost(p.score) + 2 * p.deviation > cost(target)), default=0.0)
+        return next(perhaps, None), next((p.epsilon for p in curve if p.epsilon > last_unsure), None)
 
     @cached_property
     def finalists(self) -> list[Finalist]:

@@ -50,8 +50,8 @@ class Recordings:
     def __call__(
         self, name: Hashable, *inputs: torch.Tensor, constants: Sequence[torch.Tensor] = ()
     ) -> tuple[torch.Tensor, ...]:
-        """`constants`: further inputs that nobody writes to. They are copied only if they are other tensors than in the
-        last call."""
+        """`constants`: further inputs that are never written to. They are copied only if they are other tensors than in
+        the last call."""
         lanes = inputs[0].shape[-2]
         if lanes != self._lanes:  # a new pack, or lanes that have ended
             self._known, self._lanes = {}, lanes
