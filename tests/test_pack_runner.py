@@ -80,3 +80,9 @@ def test_the_report_has_the_last_round_that_was_computed(run):
     """All lanes may diverge within a call."""
     federation = Federation(lambda t: 0.001, until=37)
     assert run(federation)[-1].round == 37
+
+
+def test_the_first_call_is_not_longer_if_few_rounds_are_evaluated(run):
+    federation = Federation(lambda t: 1.0, until=MOST_ROUNDS + 1)
+    run(federation, every=1000)
+    assert federation.calls == [MOST_ROUNDS, 1]

@@ -54,7 +54,7 @@ class PackRunner:
 
     def start(self, order: Order) -> None:
         self.order, self.trials = order, list(order.trials)
-        self.t, self._chunk = 0, self.trials[0].evaluate_every
+        self.t, self._chunk = 0, min(MOST_ROUNDS, self.trials[0].evaluate_every)
         self._reported_at = time.monotonic()
         self._opened = False
         self._writer.start_pack([trial.key for trial in self.trials])
