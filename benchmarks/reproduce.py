@@ -9,7 +9,7 @@
 Needs no network. Data files are located as studies locate them (`fedsweep data prepare`, $FEDSWEEP_DATA). Finished
 trials are not run again. `--jobs N` runs N studies at the same time, which share the device. The repository keeps
 tables, figures, chosen values and the comparison, with the command, commit and device that made them; it keeps no
-ledgers and no data.
+ledgers and no data. `--resource` is passed on to `fedsweep run`: with `gpus_per_host=0.14`, seven packs share a GPU.
 """
 
 from __future__ import annotations
@@ -116,6 +116,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--keep", type=Path, default=ROOT / "results" / "reproduction", help="folder to commit")
     parser.add_argument("--page", type=Path, help="where to write the summary for the documentation")
     parser.add_argument("--backend", choices=("ray", "local"), default="ray", help="local: without Ray")
+    parser.add_argument(
+        "--resource", action="append", default=[], metavar="KEY=VALUE", help="as of fedsweep run; may be repeated"
+    )
     parser.add_argument("--commit", default="", help="the commit that runs, where there is no git")
     return parser.parse_intermixed_args()
 
@@ -127,6 +130,8 @@ def _run_all(options: argparse.Namespace) -> bool:
     """Run the chosen studies; return whether any failed."""
     made = {"commit": options.commit or _commit(), "device": _device(), "versions": _versions()}
     _log(_expected_time(options.only or STUDIES, options.keep))
+    how = [] if options.backend == "ray" else ["--backend", options.backend]
+    how += [word for resource in options.resource for word in ("--resource", resource)]
     start = time.monotonic()
 
     def run(name: str) -> str:
@@ -136,7 +141,7 @@ def _run_all(options: argparse.Namespace) -> bool:
         elif missing := _missing_data(name):
             outcome = f"skipped, {missing}"
         else:
-            outcome = _run(name, options.work / name, made, options.backend, left)
+            outcome = _run(name, options.work / name, made, how, left)
             if options.pack:
                 _pack(options.work / name, options.pack)
         _log(f"{name}: {outcome} ({time.monotonic() - start:.0f} s so far)")
@@ -165,18 +170,17 @@ def _expected_time(names: Iterable[str], keep: Path) -> str:
     )
 
 
-def _run(name: str, folder: Path, made: dict[str, Any], backend: str, seconds: float) -> str:
-    """Run a study for at most this time; return the outcome. The first call writes made.json: command, seconds,
-    commit, device and versions. Calls that continue it add their seconds, and their commit and device if they are
-    others."""
+def _run(name: str, folder: Path, made: dict[str, Any], how: list[str], seconds: float) -> str:
+    """Run a study for at most this time; return the outcome. `how`: options of `fedsweep run`. The first call writes
+    made.json: command, seconds, commit, device and versions. Calls that continue it add their seconds, and their commit
+    and device if they are others."""
     if _finished(folder):
         return "done before"
     start, file = time.monotonic(), folder / "made.json"
-    options = [] if backend == "ray" else ["--backend", backend]
     limit = [] if math.isinf(seconds) else ["--stop-after", f"{max(0.1, seconds):.1f}s"]
-    process = _fedsweep("run", name, "--results", folder, "--json", *options, *limit, check=False)
+    process = _fedsweep("run", name, "--results", folder, "--json", *how, *limit, check=False)
     if folder.is_dir():
-        record = {"command": " ".join(["fedsweep run", name, *options]), "seconds": 0.0, **made}
+        record = {"command": " ".join(["fedsweep run", name, *how]), "seconds": 0.0, **made}
         if file.is_file():
             record = json.loads(file.read_text())
             for key in ("commit", "device"):

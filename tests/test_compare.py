@@ -533,7 +533,8 @@ def test_a_reproduction_that_stops_continues_elsewhere(tmp_path, monkeypatch, ca
     monkeypatch.setattr(module, "STUDIES", {"one.yaml": "", "two.yaml": ""})
     for name in module.STUDIES:
         Path(name).write_text(SMALL)
-    run, packed = ("run", "--jobs", "2", "--backend", "local"), Path("packed")
+    how = ("--backend", "local", "--resource", "lanes_per_pack=4")
+    run, packed = ("run", "--jobs", "2", *how), Path("packed")
     assert reproduce(monkeypatch, *run, "--seconds", "0.1", "--work", "here", "--pack", packed, "--commit", "a") == 0
     messages = capsys.readouterr().err
     assert messages.count("stopped; another call continues") == 2, messages
@@ -541,6 +542,7 @@ def test_a_reproduction_that_stops_continues_elsewhere(tmp_path, monkeypatch, ca
     assert capsys.readouterr().err.count(": done (") == 2
     before = Path("there/one.yaml/made.json").read_text()
     assert json.loads(before)["commit"] == "a and b"
+    assert json.loads(before)["command"] == " ".join(["fedsweep run one.yaml", *how])
     assert json.loads(before)["seconds"] > json.loads(Path("here/one.yaml/made.json").read_text())["seconds"]
     assert reproduce(monkeypatch, *run, "--work", "there", "--commit", "c") == 0
     assert capsys.readouterr().err.count(": done before (") == 2
