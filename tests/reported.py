@@ -4,6 +4,8 @@ from pathlib import Path
 
 from handmade_ledgers import LAST, Writer, setting_id, study, writing
 
+from orchestrator.results.ledger import DataNames
+
 HOSTILE = '</script><img src=x onerror="boom()">'
 METHOD = "<b onclick='boom()'>A&B</b>\u2028${1}"
 DESCRIPTION = "<script>boom()</script> <!-- --> ]]> & \"quotes\" 'and' `more`"
@@ -31,6 +33,7 @@ def write(folder: Path, *, finished: bool = True, shift: float = 0.0) -> None:
         writer.ledger.add_partitions(
             {(setting_id(writer.study, SETTING), 42): [[10, 0, 3], [0, 7, 5], [1, 1, 1], [20, 2, 2]]}
         )
+        writer.ledger.add_names({writer.study.data[0].id: DataNames([HOSTILE, "ill", "healthy"], [])})
         writer.ledger.add_data({writer.study.data[0].id: "synthetic-frozen:1:600,20,12,4"})
         for epsilon in (1, 8):
             fill(writer, epsilon, finished or epsilon == 1, shift)

@@ -120,6 +120,16 @@ def test_names_stay_text(page):
         assert name in text
 
 
+def test_the_partition_names_its_classes(page):
+    section = find(page, "#partition")
+    assert [one.text for one in section.find_elements(By.CSS_SELECTOR, ".legend span")] == [
+        reported.HOSTILE,
+        "ill",
+        "healthy",
+    ]
+    assert "client 3" in section.text, "these clients have numbers only"
+
+
 def test_injected_scripts_do_not_run(page):
     """The content security policy blocks them even if a name became markup."""
     page.execute_script(

@@ -387,9 +387,15 @@ BAD_TABLES = {
         {"columns": {"x": {"categories": ["u", "v"]}}},
         "column 'x' has no value in row 2",
     ),
+    "several columns with missing values": (
+        "x,z,v,y\nu,1,2,a\n,,2,b\n,1,,a\nu,1,1,b\n",
+        {"columns": {"x": {"categories": ["u", "v"]}, "z": {"missing": 0}, "v": {}}},
+        r"2 columns have missing values: 'x' \(2\), 'v' \(1\); declare .* \(x: \{missing: CATEGORY\}\)",
+    ),
     "missing client": ("x,who,y\n1,,a\n" * 1 + "2,,b\n", {"client": "who"}, "column 'who' names no client in row"),
     "column twice": ("x,x,y\n1,2,a\n", {}, "has the column 'x' twice"),
-    "too many values": ("x,y\n1,a\n1,2,3,4\n", {}, "cannot be read as CSV"),
+    "too many values": ("x,y\n1,a\n1,2,3,4\n", {}, "row 2 has 4 values, and the header has 2 columns"),
+    "too many values in the first row": ("x,y\n1,a,b\n1,2\n", {}, "row 1 has 3 values, and the header has 2 columns"),
     "no rows": ("x,y\n", {}, "has no rows"),
     "only a label": ("y\na\nb\n", {}, "has no column that could be a feature"),
 }

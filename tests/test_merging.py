@@ -13,17 +13,20 @@ from orchestrator.execution.merging import merge
 from orchestrator.execution.sweep import Sweep
 from orchestrator.report.tables import write_tables
 from orchestrator.results import status
-from orchestrator.results.ledger import Ledger
+from orchestrator.results.ledger import DataNames, Ledger
 from orchestrator.results.locations import STOP_FILES, results_location
 from orchestrator.study.cells import PreparedStudy
 from orchestrator.study.study import Study
 from trainables.errors import UserError
+
+NAMES = DataNames(["ill", "healthy"], ["a", "b"])
 
 
 def part(folder: Path, of: Study, k: int, n: int) -> None:
     """Every n-th cell, like `run --shard`."""
     prepared = PreparedStudy.prepare(of)
     with Ledger.write(folder) as ledger:
+        ledger.add_names({"toy": NAMES})
         study_run._record_study(ledger, prepared, "by hand")
         sweep = Sweep(replace(prepared, cells=prepared.cells[k - 1 :: n]), ledger)
         while not sweep.finished:
@@ -52,6 +55,8 @@ def test_merged_parts_equal_one_run(tmp_path):
     assert status.read(tmp_path / "merged")["finished"]
     assert shown(tmp_path / "merged") == shown(tmp_path / "whole")
     assert (tmp_path / "merged" / "study.yaml").read_text() == "by hand"
+    with Ledger.read(tmp_path / "merged") as ledger:
+        assert ledger.names() == {"toy": NAMES}
     assert drive(tmp_path / "merged", of, near(0.3)).trials == [], "nothing is left to run"
 
 

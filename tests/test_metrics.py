@@ -253,6 +253,9 @@ def test_results_by_client(tmp_path, named):
     results = run(tmp_path)
     with Ledger.read(results) as ledger:
         read = Results.read(ledger)
+        (partition,) = gather(ledger, "results")["partitions"]
+    assert partition["clients"] == ([f"user {n:02}" for n in range(12)] if named else []), "names in the report"
+    assert partition["classes"] == [], "this file only numbers its classes"
     (cell,) = read.cells
     clients = np.load(tmp_path / "users.npz")["client_test"]
     right = np.mean(

@@ -159,6 +159,7 @@ UNREADABLE = (
     (SECRETS, (99, b"k" * 32)),
     *((CLIENTS, (text, "[]")) for text in ("", "5", "{}", '["a"]', "[1.5]", "[-1]", DEEP, BIG, b"[]")),
     *((CLIENTS, ("[0]", text)) for text in ("", "5", "{}", "[5]", DEEP, BIG, b"[]")),
+    *((META, ("names", text)) for text in ("[]", "5", '{"a": []}', '{"a": [[], 5]}', '{"a": [[5], []]}', DEEP, BIG)),
 )
 
 
@@ -167,7 +168,7 @@ def test_hashes_secrets_and_memory_limits_are_checked(statement, values, results
     change(results, statement, *values)
     for opened in (Ledger.read, Ledger.write):
         with pytest.raises(UserError, match="is damaged"), opened(results) as ledger:
-            _ = ledger.plugin_code(), ledger.secrets(), ledger.memory_limits(""), ledger.test_clients()
+            _ = ledger.plugin_code(), ledger.secrets(), ledger.memory_limits(""), ledger.test_clients(), ledger.names()
     if "memory limits" not in values:
         code, _, err = fedsweep("merge", results, "--results", tmp_path / "merged")
         assert code == 2

@@ -58,6 +58,7 @@ def _copy(part: Ledger, into: Ledger, name: str) -> None:
     into.add_settings(part.settings())
     into.add_partitions(part.partitions())
     into.add_test_clients(part.test_clients())
+    into.add_names(part.names())
     stages = part.stages()
     searched = {cell for cell, _, _ in stages}
     secrets, taken = into.secrets(), {cell: secret for cell, secret in part.secrets().items() if cell in searched}

@@ -23,7 +23,7 @@ from orchestrator.execution.sweep import Sweep
 from orchestrator.report.html.diagnosis_text import diagnoses
 from orchestrator.report.tables import best, write_tables
 from orchestrator.report.tables.render import write_text
-from orchestrator.results.ledger import Ledger, SettingFacts, TestClients
+from orchestrator.results.ledger import DataNames, Ledger, SettingFacts, TestClients
 from orchestrator.results.locations import LEDGER, ResultsLocation, results_location
 from orchestrator.results.winners import record_winners
 from orchestrator.study.advice import advice
@@ -224,6 +224,7 @@ def _record_study(ledger: Ledger, prepared: PreparedStudy, source: str) -> None:
     )
     ledger.add_partitions(_class_counts(prepared))
     ledger.add_test_clients(_test_clients(prepared))
+    ledger.add_names(_names(prepared))
 
 
 def _tell_changed_package(ledger: Ledger, view: View) -> None:
@@ -244,6 +245,16 @@ def _test_clients(prepared: PreparedStudy) -> dict[str, TestClients]:
         problem = prepared.problems[next(iter(setting.confirm.values())).key]
         if problem.clients_eval is not None:
             found[setting.id.data] = TestClients(problem.clients_eval.tolist(), problem.data.client_names)
+    return found
+
+
+def _names(prepared: PreparedStudy) -> dict[str, DataNames]:
+    """The names of classes and clients, by data set, where it gives any. Empty for a private search."""
+    found: dict[str, DataNames] = {}
+    for setting in () if prepared.study.private else prepared.settings:
+        data = prepared.problems[next(iter(setting.confirm.values())).key].data
+        if data.class_names or data.client_names:
+            found[setting.id.data] = DataNames(data.class_names, data.client_names)
     return found
 
 

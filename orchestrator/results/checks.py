@@ -81,7 +81,21 @@ def content(value: Any) -> Any:
 
 def names(value: Any) -> list[str]:
     """A list of names, as JSON."""
-    found = content(value)
+    return _names(content(value), value)
+
+
+def names_by_data(value: Any) -> dict[str, tuple[list[str], list[str]]]:
+    """The names of classes and of clients by data set, as JSON."""
+    match content(value):
+        case dict() as found if all(isinstance(each, list) and len(each) == 2 for each in found.values()):
+            return {
+                line(data): (_names(classes, value), _names(clients, value))
+                for data, (classes, clients) in found.items()
+            }
+    raise _refused(value, "names by data set")
+
+
+def _names(found: Any, value: Any) -> list[str]:
     if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
         raise _refused(value, "a list of names")
     return [line(each) for each in found]

@@ -255,6 +255,13 @@ class TestClients(NamedTuple):
     """The name of every client; empty if clients have numbers only."""
 
 
+class DataNames(NamedTuple):
+    """The names that a data set gives its classes and clients; empty if it only numbers them."""
+
+    classes: Sequence[str]
+    clients: Sequence[str]
+
+
 def _definitions(db: sqlite3.Connection) -> set[tuple[str, ...]]:
     return set(db.execute("SELECT type, name, tbl_name, coalesce(sql, '') FROM sqlite_master"))
 
@@ -445,6 +452,16 @@ class Ledger:
     def test_clients(self) -> dict[str, TestClients]:
         rows = self._db.execute("SELECT data, clients, names FROM test_clients ORDER BY data")
         return {data: TestClients(checks.clients(of_rows), checks.names(names)) for data, of_rows, names in rows}
+
+    def add_names(self, names: Mapping[str, DataNames]) -> None:
+        """By data set."""
+        merged = {**names, **self.names()}
+        if merged:
+            self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", ("names", as_json(merged)))
+
+    def names(self) -> dict[str, DataNames]:
+        found = checks.names_by_data(self._meta("names") or "{}")
+        return {data: DataNames(*names) for data, names in found.items()}
 
     # ---- trials
 

@@ -28,6 +28,7 @@ from orchestrator.results.searches import SearchedCell
 from orchestrator.results.trial_columns import TrialColumns
 from orchestrator.results.winners import CellResult, Results, SearchResult, actual_epsilon
 from orchestrator.search.objective import objective_of
+from orchestrator.study.cell_id import SettingId
 from orchestrator.study.study import Study
 from trainables import metrics
 from trainables.data.partition import divergence_from_uniform
@@ -380,11 +381,20 @@ def _table(results: Results, table: render.Table, setting: str | None = None) ->
 def _partitions(ledger: Ledger, study: Study) -> list[dict[str, Any]]:
     import numpy as np
 
+    names = ledger.names()
+
+    def named(setting: SettingId, counts: list[list[int]]) -> dict[str, Sequence[str]]:
+        """Names of classes and clients; empty if they have only numbers. Other partitions make clients of their own."""
+        classes, clients = names.get(setting.data, ((), ()))
+        explicit = setting.partition == "explicit" and len(clients) == len(counts)
+        return {"classes": classes if len(classes) == len(counts[0]) else (), "clients": clients if explicit else ()}
+
     return [
         {
             "setting": study.settings.get(setting, " / ".join(setting)),
             "seed": seed,
             "counts": counts,
+            **named(setting, counts),
             "divergence": divergence_from_uniform(np.array(counts)).tolist() if len(counts[0]) > 1 else None,
         }
         for (setting, seed), counts in ledger.partitions().items()

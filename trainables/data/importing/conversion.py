@@ -191,13 +191,37 @@ def _features(source: str, table: Table, columns: dict[str, Column], notes: list
     widths = [_width_of(table[name], column) for name, column in columns.items()]
     given = sum(table[name].nbytes for name in columns)
     check_expansion(source, "the table of its features", 4 * sum(widths) * len(table[next(iter(columns))]), given)
-    parts = []
+    parts, incomplete = [], {}
     for name, column in columns.items():
-        if column.categories is not None:
-            parts.append(_categories(source, table[name], name, column, notes))
-        else:
-            parts.append(_scaled_numbers(source, table[name], name, column, notes))
+        convert = _scaled_numbers if column.categories is None else _categories
+        try:
+            parts.append(convert(source, table[name], name, column, notes))
+        except _MissingValuesError as error:
+            incomplete[name] = error
+    if incomplete:
+        raise UserError(_missing_text(source, columns, incomplete))
     return np.concatenate(parts, axis=1)
+
+
+class _MissingValuesError(Exception):
+    """A column has no value in `count` rows, first in row `row`, and its schema declares no replacement."""
+
+    def __init__(self, missing: NDArray[np.bool_]) -> None:
+        self.count, self.row = int(missing.sum()), _first_row(missing)
+
+
+def _missing_text(source: str, columns: dict[str, Column], incomplete: dict[str, _MissingValuesError]) -> str:
+    (first, error), *others = incomplete.items()
+    kind = "NUMBER" if columns[first].categories is None else "CATEGORY"
+    where = f"column {first!r} has no value in row {error.row}"
+    if others:
+        shown = ", ".join(f"{name!r} ({one.count})" for name, one in [(first, error), *others][:SHOWN])
+        more = f" and {len(incomplete) - SHOWN} more" if len(incomplete) > SHOWN else ""
+        where = f"{len(incomplete)} columns have missing values: {shown}{more}"
+    return (
+        f"data {source}: {where}; declare what replaces missing values in a schema ({first}: {{missing: {kind}}}), "
+        "or leave these rows out"
+    )
 
 
 def _note_scales(x: NDArray[np.float32], table: Table, columns: dict[str, Column], notes: list[str]) -> None:
@@ -222,10 +246,7 @@ def _scaled_numbers(source: str, values: NDArray, name: str, column: Column, not
     missing = np.isnan(numbers)
     if missing.any():
         if column.missing is None:
-            raise UserError(
-                f"data {source}: column {name!r} has no value in row {_first_row(missing)}; declare what replaces "
-                f"missing values in a schema ({name}: {{missing: NUMBER}}), or leave these rows out"
-            )
+            raise _MissingValuesError(missing)
         numbers = np.where(missing, float(column.missing), numbers)
         notes.append(f"column {name!r}: {missing.sum()} missing values became {column.missing:g}")
     if np.isinf(numbers).any():
@@ -270,10 +291,7 @@ def _categories(source: str, values: NDArray, name: str, column: Column, notes: 
     missing = (texts == "") & ("" not in column.categories)
     if missing.any():
         if column.missing is None:
-            raise UserError(
-                f"data {source}: column {name!r} has no value in row {_first_row(missing)}; declare the category that "
-                f"replaces missing values in the schema ({name}: {{missing: CATEGORY}}), or leave these rows out"
-            )
+            raise _MissingValuesError(missing)
         texts = np.where(missing, as_text(column.missing), texts)
         notes.append(f"column {name!r}: {missing.sum()} missing values became {as_text(column.missing)!r}")
     known = np.array(column.categories, dtype=str)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -131,7 +132,17 @@ def _csv(source: str, lines: io.TextIOWrapper, memory: _Memory) -> Table:
     if twice:
         raise UserError(f"data {source} has the column {twice[0]!r} twice")
     lines.seek(0)
-    frame = pd.read_csv(lines, sep=separator, dtype=str, keep_default_na=False, index_col=False)
+    try:
+        with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):  # it would drop values
+            frame = pd.read_csv(lines, sep=separator, dtype=str, keep_default_na=False, index_col=False)
+    except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
+        lines.seek(0)
+        rows = filter(None, csv.reader(lines, delimiter=separator))  # without empty lines
+        for number, row in enumerate(rows):
+            if len(row) > len(names):
+                what = f"row {number} has {len(row)} values, and the header has {len(names)} columns"
+                raise UserError(f"data {source}: {what}; quote values that contain {separator!r}") from None
+        raise ValueError(str(error)) from None
     return {str(name): _stripped(frame[name].to_numpy(), memory) for name in frame.columns}
 
 

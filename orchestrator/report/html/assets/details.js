@@ -9,20 +9,25 @@ function partitions(study) {
     holder.replaceChildren(
       el("p", {}, `${sizes.length} clients hold ${Math.min(...sizes)} to ${Math.max(...sizes)} train rows, ${short(mean(sizes))} on average. `,
         found.divergence && `KL divergence of their class distributions from uniform: ${short(mean(found.divergence), 3)} nats on average, ${short(Math.max(...found.divergence), 3)} at most.`),
-      classes > 1 && el("div", { class: "legend" }, Array.from({ length: classes }, (_, k) => el("span", {}, svg("svg", { width: 14, height: 12, "aria-hidden": "true" }, svg("rect", { width: 14, height: 12, ...classLook(k) })), `class ${k}`))),
+      classes > 1 && el("div", { class: "legend" }, Array.from({ length: classes }, (_, k) => el("span", {}, svg("svg", { width: 14, height: 12, "aria-hidden": "true" }, svg("rect", { width: 14, height: 12, ...classLook(k) })), classOf(found, k)))),
       drawn((width) => partitionPanel(found, sizes, width), { class: "chart wide" }),
-      classes > 1 && table({ name: "partition", title: "Train rows by client and class", columns: ["Client", ...Array.from({ length: classes }, (_, k) => `Class ${k}`), "Total", "Divergence"], align: "r".repeat(classes + 3),
-        groups: [{ heading: "", rows: found.counts.map((row, k) => [String(k), ...row.map(String), String(sizes[k]), short(found.divergence[k], 3)]) }] }));
+      classes > 1 && table({ name: "partition", title: "Train rows by client and class", columns: ["Client", ...Array.from({ length: classes }, (_, k) => found.classes[k] ?? `Class ${k}`), "Total", "Divergence"], align: (found.clients.length ? "l" : "r") + "r".repeat(classes + 2),
+        groups: [{ heading: "", rows: found.counts.map((row, k) => [found.clients[k] ?? String(k), ...row.map(String), String(sizes[k]), short(found.divergence[k], 3)]) }] }));
   };
   const controls = el("div", { class: "controls" }, choice("partition", "Setting", study.partitions.map((p, k) => [k, `${p.setting}, partition seed ${p.seed}`]), draw));
   draw();
   return [controls, holder];
 }
 
+const classOf = (found, k) => found.classes[k] ?? `class ${k}`;
+const clientOf = (found, k) => found.clients[k] ?? `client ${k}`;
 const classLook = (k) => ({ style: { fill: `var(--series-${k % 8})` }, "fill-opacity": k < 8 ? 1 : 0.5 });
 
-function partitionPanel({ counts }, sizes, width) {
-  const high = Math.max(4, Math.min(20, 480 / counts.length)), left = 62, most = Math.max(...sizes), inner = width - left - 52;
+const LONGEST_NAME = 24; // characters beside the bars; the cursor shows the whole name
+
+function partitionPanel(found, sizes, width) {
+  const { counts } = found, names = counts.map((_, k) => clientOf(found, k)), cut = (name) => name.length > LONGEST_NAME ? `${name.slice(0, LONGEST_NAME - 1)}…` : name;
+  const high = Math.max(4, Math.min(20, 480 / counts.length)), left = 6 + 7 * Math.max(8, ...names.map((name) => cut(name).length)), most = Math.max(...sizes), inner = width - left - 52;
   const root = svg("svg", { viewBox: `0 0 ${width} ${counts.length * high + 6}`, role: "img", "aria-label": `Train rows by class for ${counts.length} clients` });
   const points = [];
   counts.forEach((row, client) => {
@@ -32,11 +37,11 @@ function partitionPanel({ counts }, sizes, width) {
       if (wide > 0) root.append(svg("rect", { class: "part", x, y: client * high + 1, width: wide, height: high - 2, ...classLook(k) }));
       x += wide;
     });
-    if (high >= 12) root.append(svg("text", { class: "tick", x: left - 6, y: client * high + high / 2 + 4, "text-anchor": "end" }, `client ${client}`), svg("text", { class: "tick", x: x + 5, y: client * high + high / 2 + 4 }, sizes[client]));
+    if (high >= 12) root.append(svg("text", { class: "tick", x: left - 6, y: client * high + high / 2 + 4, "text-anchor": "end" }, cut(names[client])), svg("text", { class: "tick", x: x + 5, y: client * high + high / 2 + 4 }, sizes[client]));
     points.push({ x: left + 4, y: client * high + high / 2, client });
     if (x > left + 120) points.push({ x, y: client * high + high / 2, client }, { x: (x + left) / 2, y: client * high + high / 2, client });
   });
-  return cursor(root, points, ({ client }) => [`client ${client}: ${sizes[client]} rows`, counts[client].length > 1 ? counts[client].map((count, k) => `class ${k}: ${count}`).join(", ") : ""]);
+  return cursor(root, points, ({ client }) => [`${names[client]}: ${sizes[client]} rows`, counts[client].length > 1 ? counts[client].map((count, k) => `${classOf(found, k)}: ${count}`).join(", ") : ""]);
 }
 
 // ---- runtime
