@@ -367,7 +367,9 @@ def test_an_unknown_key_of_its_section_is_our_sentence(sweeps):
     assert err == f"fedsweep: {sweeps.study}:10: {sentence}.\n"
     text = STUDY.replace("trials: 4", "trials: 4, mine: 3")
     code, _, err = sweeps.run(*settings, study=text)
-    assert err == f"fedsweep: {sweeps.study}:10: search.mine: it should be a mapping (found 3).\n"
+    assert (
+        err == f"fedsweep: {sweeps.study}:10: search.mine: it should be a mapping with keys such as batch (found 3).\n"
+    )
 
 
 def test_the_section_of_a_strategy_that_is_not_loaded_says_how_to_load_it(sweeps):

@@ -209,7 +209,20 @@ INVALID = {
     "unknown hyperparameter": (changed("beta", "gamma"), 7, "methods.1", "has no hyperparameter 'gamma'"),
     "hyperparameter out of range": (changed("0.9", "1.5"), 7, "methods.1", "beta = 1.5 is not in [0, 1)"),
     "hyperparameter of a wrong type": (changed("0.9", "[0.9]"), 8, "methods.1.fixed.beta", "should be a number"),
-    "axis that is not a list": (changed("fixed:", "coarse:"), 8, "methods.1.coarse.beta", "list (found 0.9)"),
+    "axis that is not a list": (changed("fixed:", "coarse:"), 8, "methods.1.coarse.beta", "such as [0.9] (found 0.9)"),
+    "text that is not a list": (changed("[iid]", "iid"), 3, "partitions", "it should be a list, such as [iid]"),
+    "mapping that is not a list": (
+        "data: {source: synthetic-frozen}\n" + "".join(TEXT.splitlines(keepends=True)[:1]),
+        1,
+        "data",
+        "it should be a list (each item begins with '- ')",
+    ),
+    "number for a section": (
+        TEXT + "rounds: 20\n",
+        15,
+        "rounds",
+        "it should be a mapping with keys such as coarse, fine, confirm (found 20)",
+    ),
     "method named twice": (
         changed("- dp-fedgd", "- dp-fedsofim"),
         7,

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from orchestrator.section import Section
 from trainables.errors import UserError
 
 
@@ -73,4 +74,15 @@ def _expected_kind(error: ErrorDetails) -> str:
     kind, _, wrong = error["type"].partition("_")
     if error["type"] == "literal_error":
         return str(error["ctx"]["expected"])
+    if error["type"] == "list_type" and isinstance(error["input"], str | int | float):
+        return f"a list, such as [{error['input']}]"
+    if error["type"] == "list_type" and isinstance(error["input"], dict):
+        return "a list (each item begins with '- ')"
+    if error["type"] == "model_type" and (keys := _first_keys(error["ctx"]["class_name"])):
+        return f"a mapping with keys such as {keys}"
     return KINDS.get(kind, "") if wrong in ("parsing", "type", "from_float") else ""
+
+
+def _first_keys(section: str) -> str:
+    """The first keys of a section of the study file, by the name of its class; "" if it is of a plug-in."""
+    return next((", ".join([*one.model_fields][:3]) for one in Section.__subclasses__() if one.__name__ == section), "")
