@@ -5,6 +5,7 @@ Needs Debian's chromium and chromium-driver (or others on the path); without the
 
 import base64
 import json
+import re
 import shutil
 import threading
 from urllib.parse import urlsplit
@@ -15,6 +16,7 @@ import surface_results
 from handmade_ledgers import Writer
 
 from orchestrator.report.html import serving, write_report
+from orchestrator.results import status
 from orchestrator.results.ledger import Ledger
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
@@ -279,7 +281,10 @@ def test_accuracy_against_every_kind_of_epsilon(page, price):
 
 def test_two_studies_are_compared(chromium, report):
     page = opened(chromium, report / "both.html")
-    assert "4 cells are in both" in find(page, "#comparison").text
+    text = find(page, "#comparison").text
+    assert "4 cells are in both" in text
+    trials = [status.read(str(folder))["trials_ended"] for folder in (report, report)]
+    assert re.search(r"Cost: .* {} trials.*; .* {} trials".format(*trials), text)
     assert column(page, "#table-comparison", 4) == ["0.00 ± 0.00", "+2.00 ± 0.00", "0.00 ± 0.00", "+2.00 ± 0.00"]
     find(page, "#choice-study option:nth-child(2)").click()
     assert find(page, "#choice-study").get_attribute("value") == "1"

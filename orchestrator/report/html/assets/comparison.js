@@ -11,9 +11,14 @@ function comparison(studies) {
   return [
     el("p", {}, counted(studies, found), alone && settings.length > 1 ? ` Their settings differ (${settings.join("; ")}).` : "",
       oneStrategy && strategies.length > 1 ? ` Their search strategies differ (${strategies.join("; ")}).` : ""),
+    el("p", {}, `Cost: ${studies.map(cost).join("; ")}.`),
     drawable.length > 0 && [studyLegend(studies), drawn((width) => comparedScores(studies, drawable, width), { class: "chart wide" }), note("Whiskers: one standard deviation over seeds.", "comparison")],
     shared.length > 0 && comparedTable(studies, shared),
   ];
+}
+
+function cost({ name, status: { trials_ended: trials, time } }) {
+  return `${name} ${trials.toLocaleString("en")} trials${time.elapsed_s === null ? "" : ` in ${duration(time.elapsed_s)}`}`;
 }
 
 function counted(studies, found) {
