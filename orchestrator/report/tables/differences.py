@@ -62,6 +62,10 @@ def holm(values: Sequence[float]) -> list[float]:
     return corrected
 
 
+def comparisons(count: int) -> str:
+    return "the only comparison" if count == 1 else f"all {count} comparisons"
+
+
 def can_lead(cell: CellResult, t: int | None = None) -> bool:
     """Whether a cell may be called best: every seed has finished, the privacy claim holds, and the method is not run as
     its authors released it."""
@@ -107,7 +111,7 @@ def differences(results: Results, setting: str) -> Table | None:
     caption = (
         f"{objective.test_title}{objective.unit} after the last round: {name} minus each other method, paired by seed. "
         f"Mean difference, {CONFIDENCE:.0%} confidence interval and p-value of a paired t-test over the seeds that "
-        f"both have. p (Holm) is corrected for all {len(tested)} comparisons of this table and bold below "
+        f"both have. p (Holm) is corrected for {comparisons(len(tested))} of this table and bold below "
         f"{SIGNIFICANCE}. The test asks whether training again with other seeds would show the same difference, "
         "given the same data and chosen configurations."
     )

@@ -14,6 +14,7 @@ from orchestrator.report.tables.differences import (
     SIGNIFICANCE,
     against_reference,
     bold_if_significant,
+    comparisons,
     holm,
     shown_p,
 )
@@ -96,9 +97,9 @@ def mcnemar(results: Results, setting: str) -> Table | None:
         f"{name} against each other method on the{f' {rows}' if rows else ''} test rows after the last round, {models}."
         f" n10: rows that {name} has right and the other wrong, summed over the seeds; n01: the reverse. χ² is "
         "continuity-corrected, and a row counts as one observation regardless of the number of seeds. "
-        f"Sign: {name} is better (+), worse (-) or equal (=). p (Holm) is corrected for all {len(corrected)} "
-        f"comparisons of this table and bold below {SIGNIFICANCE}. The test asks whether these trained models differ "
-        f"on rows like these, not whether training again with other seeds would show the same{elsewhere}."
+        f"Sign: {name} is better (+), worse (-) or equal (=). p (Holm) is corrected for {comparisons(len(corrected))} "
+        f"of this table and bold below {SIGNIFICANCE}. The test asks whether these trained models differ on rows like "
+        f"these, not whether training again with other seeds would show the same{elsewhere}."
     )
     common = {"reference": name, "test_rows": rows}
     records = [
