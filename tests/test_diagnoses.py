@@ -116,7 +116,14 @@ def test_nothing_or_everything_is_clipped(tmp_path):
     assert never.startswith("Almost no gradient is clipped, so the clip is larger than needed")
     assert "(clip 10)" in never
     assert always.startswith("Almost every gradient is clipped")
-    assert "coarse: {clip: [...]}" in always
+    assert always.endswith("Tune it: give an axis `coarse: {clip: [...]}`.")
+    assert "leave `privacy.clip` out" not in never, "the paper's defaults do not tune it"
+
+
+def test_a_clip_that_the_study_sets_can_be_left_to_the_defaults(tmp_path):
+    given = {"defaults": "adaptive", "privacy": {"clip": 10}, "aggregate": "uniform", "preprocess": {}}
+    (never,) = found(tmp_path, measured={"clipped_share": 0.2}, **given)
+    assert never.endswith("Tune it: leave `privacy.clip` out, or give an axis `coarse: {clip: [...]}`.")
 
 
 def test_small_clients_set_the_noise(tmp_path):
@@ -155,3 +162,9 @@ def test_few_validation_rows_of_the_rarest_class(tmp_path):
     """6 of 160 train rows: 3.75 of 100 validation rows."""
     sentence = found(tmp_path, counts=[[77, 3], [77, 3]])[-1]
     assert sentence.startswith("100 validation rows are few: the rarest class has about 4 of them, so the search may")
+
+
+def test_the_rarest_class_may_have_no_validation_row(tmp_path):
+    """1 of 400 train rows: 0.25 of 100 validation rows."""
+    sentence = found(tmp_path, counts=[[199, 1], [200, 0]])[-1]
+    assert sentence.startswith("100 validation rows are few: the rarest class may have none of them, so")

@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 import fedsweep as face
 from trainables.data import features
-from trainables.data.importing import conversion, reading
+from trainables.data.importing import conversion, csv_table, reading
 from trainables.data.importing.draft import _column
 from trainables.data.importing.schema import Schema, read_schema
 from trainables.errors import UserError
@@ -79,13 +80,60 @@ def test_from_a_csv_to_predictions(fedsweep, visits, no_ray):
     Path("new.csv").write_text(Path("visits.csv").read_text().replace(",ill", ",unwell", 1))
     code, out, err = fedsweep("predict", "model.npz", "new.csv", "--output", "of-new.csv")
     assert code == 0, err
-    assert "1 row has a label that the model does not know, which counts as wrong" in out
+    assert "1 row has a label that the model does not know ('unwell'), which counts as wrong" in out
     assert fedsweep("predict", "model.npz", "visits.npz", "--output", "of-test-rows.csv")[0] == 0
+    Path("new.csv").write_text(Path("visits.csv").read_text().replace(",ill", ","))
+    code, out, err = fedsweep("predict", "model.npz", "new.csv", "--output", "of-some.csv")
+    healthy = truth.count("healthy")
+    right = sum(a == b == "healthy" for a, b in zip(truth, predicted, strict=True))
+    assert f"accuracy: {100 * right / healthy:.2f}%" in out, "rows without a label do not count"
+    assert f"{len(truth) - healthy} rows have no label and do not count" in out
+    assert "always answering the largest class: 100.00%" in out
+    assert "note: column 'marker': 18 missing values became 1" in err
+    Path("new.csv").write_text(Path("visits.csv").read_text().replace(",ill", ",1").replace(",healthy", ",0"))
+    code, out, err = fedsweep("predict", "model.npz", "new.csv", "--output", "of-none.csv")
+    assert "300 rows have a label that the model does not know ('0', '1')\n" in out
+    assert "accuracy" not in out
     with np.load("model.npz") as saved:
         assert "healthy" in str(saved["about"])
         assert "clinic" not in str(saved["about"]), "names of clients stay in the feature file"
     model = face.load_model("model.npz")
     assert set(model.predict(data.x_test)) == {"healthy", "ill"}
+
+
+def test_features_of_another_schema_are_not_predicted(fedsweep, visits):
+    """Their columns may be in another order or on another scale."""
+    assert fedsweep("data", "import", visits.name)[0] == 0
+    options = ("--method", "dp-fedgd", "--epsilon", 3, "--set", "learning_rate=1", "--rounds", 2)
+    assert fedsweep("train", "--data", "visits.npz", *options, "--save", "model.npz")[0] == 0
+    base, _, columns = SCHEMA.partition("columns:\n")
+    reverse = "\n".join(reversed(columns.strip("\n").split("\n")))
+    for name, text, reason in (
+        ("order", f"{base}columns:\n{reverse}\n", "the columns differ in number or order"),
+        ("range", SCHEMA.replace("120", "100"), "column 'age' differs"),
+        ("same", SCHEMA, ""),
+    ):
+        Path("other.yaml").write_text(text)
+        assert fedsweep("data", "import", visits.name, "--schema", "other.yaml", "--to", f"{name}.npz")[0] == 0
+        code, _, err = fedsweep("predict", "model.npz", f"{name}.npz", "--output", f"{name}.csv")
+        assert code == (2 if reason else 0), err
+        assert reason in err
+
+
+def test_notes_on_a_table_are_shown_wherever_it_is_used(fedsweep, visits):
+    Path("s.yaml").write_text(
+        "{name: s, data: [visits.csv], methods: [dp-fedgd], epsilons: [1], defaults: paper, "
+        "rounds: {coarse: 1, fine: 1, confirm: 1}, seeds: {search: 1, contest: [], confirm: [2]}, "
+        "search: {refine: table, select: single}}"
+    )
+    for command in (
+        ("train", "--data", "visits.csv", "--epsilon", 1, "--rounds", 1),
+        ("plan", "s.yaml"),
+        ("run", "s.yaml", "--backend", "local"),
+    ):
+        code, out, err = fedsweep(*command)
+        assert code == 0, err
+        assert re.search("note: (visits: )?column 'marker': 18 missing values became 1", out + err), command
 
 
 def test_a_study_names_the_table_itself(visits, tmp_path):
@@ -115,6 +163,53 @@ def test_a_table_without_a_schema_says_how_to_get_one(fedsweep, visits):
     code, _, err = fedsweep("partition", "--data", "visits.csv", "--clients", 5)
     assert (code, err.count("\n")) == (2, 1)
     assert "fedsweep data import visits.csv --label COLUMN --draft-schema" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "columns"),
+    [
+        (",x,y\n0,1,a\n1,2,b\n", ["x"]),
+        ("x,y,,\n1,a,,\n2,b,,\n", ["x"]),
+        ('"x, in m";"z";y\r\n1;2;a\r\n3;4;b\r\n', ["x, in m", "z"]),
+        ("a, b, c;z;y\n1;2;a\n3;4;b\n", ["a, b, c", "z"]),
+        ("\ufeffx|y\n1|a\n\n2|b\n", ["x"]),
+        ('x,z,y\n1,"2\n",a\n3,4,"b"\n', ["x", "z"]),
+    ],
+)
+def test_csv_files_as_programs_write_them(tmp_path, text, columns):
+    """Columns without a name are no features: an index, or empty columns of a spreadsheet."""
+    found = converted(text, "t.csv", tmp_path, test_fraction=0.5)
+    assert list(found.schema.columns) == columns
+    assert sorted(found.arrays["class_names"].tolist()) == ["a", "b"]
+    assert len(found.arrays["x_train"]) + len(found.arrays["x_test"]) == 2
+
+
+def test_a_csv_file_is_read_in_chunks(tmp_path, monkeypatch):
+    monkeypatch.setattr(csv_table, "CHUNK", 3)
+    rows = [f"{row},{'long ' * (row == 7)}{'ab'[row % 2]}" for row in range(10)]
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(["x,y", *rows]) + "\n")
+    table = reading.read_table(str(path))
+    assert table["x"].tolist() == [str(row) for row in range(10)]
+    assert table["y"].tolist() == [row.split(",")[1] for row in rows]
+
+
+def test_an_index_that_pandas_wrote_to_parquet_is_no_feature(tmp_path):
+    frame = pd.DataFrame({"x": [1.0, 2.0, 3.0, 4.0], "y": list("abab")})[lambda f: f["x"] != 2]
+    frame.to_parquet(tmp_path / "t.parquet")
+    found = conversion.convert_file(str(tmp_path / "t.parquet"), Schema(label="y", test_fraction=0.4))
+    assert list(found.schema.columns) == ["x"]
+    assert found.unused == ["__index_level_0__"]
+
+
+def test_a_draft_says_where_numbers_are_written_in_another_way(fedsweep, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{row},5;{row % 3},5;{'ab'[row % 2]}" for row in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["size;grade;kind", *rows]) + "\n")
+    assert fedsweep("data", "import", "t.csv", "--label", "kind", "--draft-schema")[0] == 0
+    draft = (tmp_path / "t.schema.yaml").read_text()
+    assert "# size: left out, 60 different texts; if they are numbers, write them like 1234.5" in draft
+    assert "# numbers? then write them like 1234.5 in the table" in draft
 
 
 def test_a_draft_leaves_a_running_number_out(fedsweep, tmp_path, monkeypatch):
@@ -396,6 +491,11 @@ BAD_TABLES = {
     "column twice": ("x,x,y\n1,2,a\n", {}, "has the column 'x' twice"),
     "too many values": ("x,y\n1,a\n1,2,3,4\n", {}, "row 2 has 4 values, and the header has 2 columns"),
     "too many values in the first row": ("x,y\n1,a,b\n1,2\n", {}, "row 1 has 3 values, and the header has 2 columns"),
+    "too few values": ("x,z,y\n1,2,a\n1,b\n", {}, "row 2 has 2 values, and the header has 3 columns"),
+    "a stray quotation mark": ('x,y\n1,a\n2,"b\n3,b\n4,"a\n', {}, "row 2 cannot be read: .* quotation marks closed?"),
+    "an open quotation mark": ('x,y\n1,a\n2,"b\n3,b\n', {}, "row 2 cannot be read: unexpected end of data"),
+    "one class": ("x,y\n1,a\n2,a\n", {}, "every row has the label 'a'; if there are other classes, name them"),
+    "huge": ("x,y\n1,a\n1e35,b\n", {}, "column 'x' has a value beyond ±1e\\+09 in row 2; declare its range"),
     "no rows": ("x,y\n", {}, "has no rows"),
     "only a label": ("y\na\nb\n", {}, "has no column that could be a feature"),
 }
@@ -433,10 +533,12 @@ def test_bad_schemas_name_the_line(tmp_path, name):
 
 
 def test_options_must_agree_with_the_schema(fedsweep, visits):
+    Path("stated.yaml").write_text(f"test_fraction: 0.25\n{SCHEMA}")
     for options, sentence in (
         (("--label", "sex"), "--label sex: the schema visits.schema.yaml says label: outcome"),
         (("--split", "site", "--test-fraction", 0.3), "the column 'site' names the test rows"),
         (("--test-fraction", 2), "test_fraction = 2"),
+        (("--test-fraction", 0.3, "--schema", "stated.yaml"), "the schema stated.yaml says test_fraction: 0.25"),
         (("--to", "x.csv"), "the name of a feature file must end in .npz"),
         (("--to", "nowhere/x.npz"), "there is no folder"),
     ):

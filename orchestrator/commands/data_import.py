@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from trainables.data.importing.conversion import Converted
     from trainables.data.importing.schema import Schema
 
-SHOWN_CLASSES = 20
+SHOWN_NAMES = 20
 
 
 def import_(
@@ -102,6 +103,9 @@ def _schema(
             raise UserError(
                 f"--test-fraction {test_fraction:g}: the column {split or settings.split!r} names the test rows"
             )
+        if "test_fraction" in settings.model_fields_set and settings.test_fraction != test_fraction:
+            stated = f"the schema {file} says test_fraction: {settings.test_fraction:g}"
+            raise UserError(f"--test-fraction {test_fraction:g}: {stated}")
         in_range(0, 1, "()", test_fraction=test_fraction)
         options["test_fraction"] = test_fraction
     return settings.model_copy(update={name: value for name, value in options.items() if value is not None}), file
@@ -151,12 +155,14 @@ def _summary(source: str, converted: Converted) -> dict[str, Any]:
 
     arrays = converted.arrays
     names = arrays["class_names"].tolist()
-    counts = np.bincount(arrays["y_train"], minlength=len(names))
+    counts, of_test = (np.bincount(arrays[part], minlength=len(names)) for part in ("y_train", "y_test"))
     summary: dict[str, Any] = {
         "source": source,
         "rows": {"train": len(arrays["y_train"]), "test": len(arrays["y_test"])},
         "features": arrays["x_train"].shape[1],
+        "columns": list(converted.schema.columns or {}),
         "classes": dict(zip(names, counts.tolist(), strict=True)),
+        "test_classes": dict(zip(names, of_test.tolist(), strict=True)),
         "clients": None,
         "unused": converted.unused,
         "notes": converted.notes,
@@ -173,14 +179,18 @@ def _summary(source: str, converted: Converted) -> dict[str, Any]:
     return summary
 
 
+def _first(names: Sequence[str]) -> str:
+    more = f", and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
+    return f"{', '.join(names[:SHOWN_NAMES])}{more}"
+
+
 def _as_text(summary: dict[str, Any]) -> str:
     rows, clients = summary["rows"], summary["clients"]
-    classes = [f"{name} {count}" for name, count in summary["classes"].items()]
-    more = f", and {len(classes) - SHOWN_CLASSES} more" if len(classes) > SHOWN_CLASSES else ""
+    classes = [f"{name} {count} + {summary['test_classes'][name]}" for name, count in summary["classes"].items()]
     lines = [
         f"rows      {rows['train']} train, {rows['test']} test",
-        f"features  {summary['features']}",
-        f"classes   {len(classes)}; train rows of each: {', '.join(classes[:SHOWN_CLASSES])}{more}",
+        f"features  {summary['features']} from {_first(summary['columns'])}",
+        f"classes   {len(classes)}; train + test rows of each: {_first(classes)}",
     ]
     if clients:
         lines.append(

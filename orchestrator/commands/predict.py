@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from orchestrator.commands.options import Json
-from orchestrator.console import number, show
+from orchestrator.console import number, show, stderr
 from trainables.errors import UserError
 from trainables.files import replacing
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from trainables.federation.saved_model import SavedModel
+
+SHOWN_LABELS = 3
 
 
 def predict(
@@ -55,11 +58,12 @@ def predict(
     if output.exists() or output.is_symlink():
         raise UserError(f"--output {output} already exists; choose another name")
     columns: dict[str, list[Any]] = {}
+    notes: Sequence[str] = ()
     if saved.backbone and not saved.schema and data.suffix != ".npz" and data.exists():
         rows, names, labels = _through_backbone(saved, data, backbone, weights, device)
         columns["row"] = list(names)
     else:
-        rows, labels = features.rows_to_predict(str(data), saved.schema)
+        rows, labels, notes = features.rows_to_predict(str(data), saved.schema, saved.backbone)
     predicted = saved.predict(rows)
     columns["class"] = predicted.tolist()
     if probabilities:
@@ -68,53 +72,72 @@ def predict(
         columns |= {f"probability of {name}": values for name, values in zip(shown, by_class, strict=True)}
     with replacing(output) as file:
         file.write(frame_to_csv(pd.DataFrame(columns)).encode())
-    scores = {} if labels is None else _scores(saved, rows, predicted, labels)
+    scores, about_labels = _scored(saved, rows, predicted, labels)
+    for note in notes:
+        stderr.print(f"note: {note}")
     lines = [
         f"{len(predicted)} prediction{'s' * (len(predicted) != 1)} written to {output}",
         *_described(scores),
-        *(_on_labels(saved, labels) if labels is not None else []),
+        *about_labels,
         f"the model was trained at epsilon {number(epsilon)}, delta {delta:g}",
     ]
     about = {"accuracy": scores.get("accuracy"), "metrics": scores, "provenance": saved.provenance}
     show({"rows": len(predicted), **about}, json, lines)
 
 
-def _scores(saved: SavedModel, rows: NDArray, predicted: NDArray, labels: NDArray) -> dict[str, float]:
+def _scored(
+    saved: SavedModel, rows: NDArray, predicted: NDArray, labels: NDArray | None
+) -> tuple[dict[str, float], list[str]]:
+    """Metrics of the rows with a label, and sentences about the labels. No metrics if the model knows no label."""
+    import numpy as np
+
+    if labels is None:
+        return {}, []
+    texts = labels.astype(str)
+    known = saved.class_names or tuple(map(str, range(saved.classes)))
+    given, of_model = texts != "", np.isin(texts, known)
+    lines = [] if given.all() else [f"{_rows(int((~given).sum()))} no label and do not count"]
+    unknown = given & ~of_model
+    if unknown.any():
+        names = np.unique(texts[unknown])
+        named = ", ".join(map(repr, names[:SHOWN_LABELS].tolist())) + ", ..." * (len(names) > SHOWN_LABELS)
+        lines.append(f"{_rows(int(unknown.sum()))} a label that the model does not know ({named})")
+    if not (given & of_model).any():
+        return {}, lines
+    if unknown.any():
+        lines[-1] += ", which counts as wrong; metrics other than the accuracy need known labels"
+    counts = np.unique(texts[given], return_counts=True)[1]
+    lines.insert(0, f"always answering the largest class: {100 * counts.max() / counts.sum():.2f}%")
+    return _scores(saved, rows[given], predicted[given], texts[given], known), lines
+
+
+def _rows(count: int) -> str:
+    return "1 row has" if count == 1 else f"{count} rows have"
+
+
+def _scores(
+    saved: SavedModel, rows: NDArray, predicted: NDArray, labels: NDArray, known: Sequence[str]
+) -> dict[str, float]:
     """The metrics that the model was trained with, if scores and labels determine them, and always the accuracy."""
     import torch
 
     from trainables import metrics
     from trainables.metrics.base import BuiltIn, Predictions
 
-    accuracy = 100 * float((predicted.astype(str) == labels.astype(str)).mean())
     recorded = saved.provenance.get("metrics")
     names = [*(recorded if isinstance(recorded, dict) else {}), "accuracy"]
-    numbers = {name: number for number, name in enumerate(saved.class_names or map(str, range(saved.classes)))}
-    known = all(str(label) in numbers for label in labels)
+    numbers = {name: number for number, name in enumerate(known)}
     values: dict[str, float] = {}
     for name in dict.fromkeys(names):
         metric = metrics.METRICS.get(name)
         if name == "accuracy":
-            values[name] = accuracy
-        elif metric is not None and known and not isinstance(metric, BuiltIn) and not metric.needs_clients:
-            of = Predictions(
-                torch.tensor(saved.scores(rows)).double(), torch.tensor([numbers[str(label)] for label in labels]), None
-            )
-            values[name] = float(metric.compute(of))
+            values[name] = 100 * float((predicted.astype(str) == labels).mean())
+        elif metric is None or isinstance(metric, BuiltIn) or metric.needs_clients:
+            continue
+        elif all(label in numbers for label in labels.tolist()):
+            of_rows = torch.tensor([numbers[label] for label in labels.tolist()])
+            values[name] = float(metric.compute(Predictions(torch.tensor(saved.scores(rows)).double(), of_rows, None)))
     return values
-
-
-def _on_labels(saved: SavedModel, labels: NDArray) -> list[str]:
-    """The share of the largest class, and how many labels the model does not know."""
-    import numpy as np
-
-    names, counts = np.unique(labels.astype(str), return_counts=True)
-    lines = [f"always answering the largest class: {100 * counts.max() / counts.sum():.2f}%"]
-    known = {*saved.class_names} or {str(number) for number in range(saved.classes)}
-    if unknown := int(counts[[name not in known for name in names.tolist()]].sum()):
-        rows = f"{unknown} rows have" if unknown > 1 else "1 row has"
-        lines.append(f"{rows} a label that the model does not know, which counts as wrong")
-    return lines
 
 
 def _described(scores: dict[str, float]) -> list[str]:

@@ -114,7 +114,8 @@ def _run(training: Training, options: TrainingOptions, save: Path | None, json: 
     from trainables.privacy.publication import ANALYST_ONLY, simulated_note
 
     trial, privacy, plan = training.trial, training.trial.privacy, training.plan
-    notes = [*training.problem.partition.notes, delta_note(privacy, training.problem.partition.sizes)]
+    split = training.problem.partition
+    notes = [*training.problem.data.notes, *split.notes, delta_note(privacy, split.sizes)]
     if options.secret_noise:
         notes.append(simulated_note([trial.problem.partition.kind]))
     if trial.evaluate_every > trial.rounds:

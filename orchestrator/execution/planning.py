@@ -57,7 +57,7 @@ class Plan:
     clients: list[str]
     """For every data set and partition, how many clients there are, and where they come from."""
     notes: list[str]
-    """Settings of the study that may not have the expected effect."""
+    """Values of tables that were replaced, and settings of the study that may not have the expected effect."""
 
     @property
     def _busy(self) -> str:
@@ -157,7 +157,7 @@ def plan(study: Study, nodes: Sequence[dict[str, float]] | None = None) -> Plan:
         where="this machine" if nodes is None else f"a cluster of {len(nodes)} nodes",
         load=load,
         clients=prepared.clients(),
-        notes=advice(study),
+        notes=[*prepared.data_notes(), *advice(study)],
     )
 
 

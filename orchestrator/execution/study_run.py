@@ -84,7 +84,7 @@ def run(
     prepared = PreparedStudy.prepare(study)
     study = prepared.study
     chosen.check(resources, prepared.most_clients)
-    for note in prepared.delta_notes():
+    for note in (*prepared.data_notes(), *prepared.delta_notes()):
         view.say(f"note: {note}")
     location = results_location(results)
     with location.open_for_writing(), _write_errors(location):

@@ -254,6 +254,13 @@ class PreparedStudy:
             lines.append(f"{setting.name}: {len(sizes)} {which}, {min(sizes)} to {max(sizes)} rows in the search")
         return lines
 
+    def data_notes(self) -> list[str]:
+        """What was noted when tables became features; nothing for a private search."""
+        if self.study.private:
+            return []
+        found = (problem.data for problem in self.problems.values())
+        return list(dict.fromkeys(f"{data.name}: {note}" for data in found for note in data.notes))
+
     def delta_notes(self) -> list[str]:
         """A note for every setting whose delta is larger than 1 / its number of records, or of users."""
         if all(math.isinf(epsilon) for epsilon in self.study.epsilons):

@@ -24,6 +24,8 @@ NAMES = ("class_names", "client_names", "schema", "backbone")
 """Optional: the original names of classes and clients, and JSON texts of the schema that the features follow and of the
 backbone that they come from."""
 
+LARGEST_FEATURE = 1e9  # far below 1e19, where squares overflow float32
+
 # raised by NumPy and zipfile for a truncated or damaged file, or when the disk fails
 READ_ERRORS = (
     OSError,

@@ -8,11 +8,11 @@ import hashlib
 import json
 import os
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from trainables.data import simulated, synthetic
 from trainables.data.feature_file import (
     ARRAYS,
     CLIENT_COLUMN,
+    LARGEST_FEATURE,
     NAMES,
     OPTIONAL,
     TEST_CLIENT_COLUMN,
@@ -43,7 +44,6 @@ Rows = NDArray[np.int64]
 
 PLUGIN_SOURCES: dict[str, Callable[[str], Mapping[str, NDArray]]] = {}
 """Data sources of plug-ins by name: data `NAME:TEXT` is loaded by calling the function of NAME with TEXT."""
-LARGEST_FEATURE = 1e9  # far below 1e19, where squares overflow float32
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,8 @@ class FeatureSet:
     """JSON text of the schema by which rows of a table become features; "" if there was no table."""
     backbone: str = ""
     """JSON text about the backbone that the features come from; "" if the file does not say."""
+    notes: tuple[str, ...] = ()
+    """What the owner of a table should know: values that were replaced or moved into their range."""
 
     @cached_property
     def classes(self) -> int:
@@ -142,7 +144,8 @@ def load(name: str, seed: int = 42) -> FeatureSet:
         return from_arrays(arrays, name)
     if is_table(name) and ("://" in name or os.path.isfile(name)):
         with as_user_error(f"data {name} cannot be read"):
-            return from_arrays(load_table(name).arrays, Path(name).stem)
+            table = load_table(name)
+            return replace(from_arrays(table.arrays, Path(name).stem), notes=tuple(table.notes))
     if "://" in name:
         with as_user_error(f"data {name} cannot be read"):
             return _from_file(name)
@@ -194,24 +197,53 @@ def from_arrays(arrays: Mapping[str, NDArray], name: str = "arrays") -> FeatureS
     return _validated(name, f"sha256-arrays:{digest.hexdigest()}", converted)
 
 
-def rows_to_predict(path: str, schema: str = "") -> tuple[NDArray[np.float32], NDArray | None]:
-    """The test rows of a feature file or a built-in set, or all rows of a table, and their classes (names or numbers;
-    None if the file has no labels). `schema`: JSON text of the schema that the model was trained with."""
+class RowsToPredict(NamedTuple):
+    x: NDArray[np.float32]
+    labels: NDArray | None
+    """Names or numbers of the classes; None if the file has no labels."""
+    notes: Sequence[str] = ()
+    """Values of a table that were replaced or moved into their range."""
+
+
+def rows_to_predict(path: str, schema: str = "", backbone: str = "") -> RowsToPredict:
+    """The test rows of a feature file or a built-in set, or all rows of a table. `schema`, `backbone`: how the rows
+    that the model was trained on became features, as JSON; "" if it is not known."""
     if is_table(path) or os.path.isdir(path):
         if not schema:
             raise UserError(f"data {path} is a table or folder, and the model was trained on a feature file; give one")
-        return convert_new_rows(path, schema_from_json(path, schema))
+        return RowsToPredict(*convert_new_rows(path, schema_from_json(path, schema)))
     if not os.path.isfile(path):
         data = load(path)
-        return data.x_test, np.array(data.class_names)[data.y_test] if data.class_names else data.y_test
-    arrays, name = read_npz(path, needs=("x_test",), optional=("y_test", "class_names")), Path(path).stem
+        return RowsToPredict(data.x_test, np.array(data.class_names)[data.y_test] if data.class_names else data.y_test)
+    optional = ("y_test", "class_names", "schema", "backbone")
+    arrays, name = read_npz(path, needs=("x_test",), optional=optional), Path(path).stem
+    _check_origin(path, name, arrays, schema, backbone)
     x, labels = _validated_features(name, "x_test", arrays["x_test"]), arrays.get("y_test")
     if labels is None or (labels.dtype.kind == "U" and labels.shape == (len(x),)):
-        return x, labels
+        return RowsToPredict(x, labels)
     labels, names = _validated_labels(name, "y_test", labels, len(x)), given_names(name, arrays, "class_names")
     if names and labels.max() >= len(names):
         raise UserError(f"data {name}: label {labels.max()} in y_test is out of range: there are {len(names)} names")
-    return x, np.array(names)[labels] if names else labels
+    return RowsToPredict(x, np.array(names)[labels] if names else labels)
+
+
+def _check_origin(path: str, name: str, arrays: Mapping[str, Any], schema: str, backbone: str) -> None:
+    """Refuse features that were made in another way than those that the model was trained on."""
+    if (own := _schema(name, arrays)) and schema:
+        theirs, ours = (schema_from_json(name, text).columns or {} for text in (own, schema))
+        if list(theirs.items()) != list(ours.items()):
+            changed = [column for column in ours if theirs.get(column) != ours[column]]
+            what = f"column {changed[0]!r} differs" if changed else "the columns differ in number or order"
+            raise UserError(
+                f"data {path} was imported by another schema than the model's data: {what}; predict the table itself, "
+                "or import it by the same schema"
+            )
+    if (own := _backbone(name, arrays)) and backbone:
+        theirs, ours = (read_backbone(text) for text in (own, backbone))
+        if any(theirs.get(key) != ours.get(key) for key in ("name", "details")):
+            raise UserError(
+                f"the features of {path} come from backbone {theirs['name']!r}, and the model was trained on others"
+            )
 
 
 def _validated(name: str, fingerprint: str, arrays: Mapping[str, Any], *, counts: bool = False) -> FeatureSet:

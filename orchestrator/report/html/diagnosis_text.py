@@ -172,7 +172,9 @@ def _clipping(results: Results) -> Iterator[str]:
             never.append((cell, f"clip {clip:g}"))
         elif share > ALWAYS:
             always.append((cell, f"clip {clip:g}"))
-    remedy = "Tune it: leave `privacy.clip` out, or give an axis `coarse: {clip: [...]}`."
+    # without `privacy.clip`, the default options tune the clip of methods with few other axes
+    given = results.study.defaults == "adaptive" and any(cell.method.clip is None for cell, _ in (*never, *always))
+    remedy = f"Tune it: {'leave `privacy.clip` out, or ' * given}give an axis `coarse: {{clip: [...]}}`."
     if never:
         yield (
             f"Almost no gradient is clipped, so the clip is larger than needed, and the noise with it: "
@@ -220,7 +222,8 @@ def _validation(results: Results) -> Iterator[str]:
                 reasons.append(f"a score on them has a standard error of {error:.1f} points")
         rarest = rows * min(class_shares(cells[0], results.class_counts), default=1.0)
         if rarest < FEW_ROWS:
-            reasons.append(f"the rarest class has about {max(1, round(rarest))} of them")
+            reasons.append(f"the rarest class has about {round(rarest)} of them" if rarest > 0.5
+                           else "the rarest class may have none of them")  # fmt: skip
         if reasons:
             where = f"{setting}: " if len(results.settings) > 1 else ""
             yield (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -10,12 +11,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from trainables.data.feature_file import CLIENT_COLUMN, TEST_CLIENT_COLUMN, check_expansion
+from trainables.data.feature_file import CLIENT_COLUMN, LARGEST_FEATURE, TEST_CLIENT_COLUMN, check_expansion
+from trainables.data.importing.csv_table import NAMELESS
 from trainables.data.importing.reading import Table, as_text, first_index_of, is_svmlight, read_table
 from trainables.data.importing.schema import Column, Schema, read_schema, scaled
 from trainables.errors import UserError
 
-MISSING = {"", "na", "n/a", "nan", "null", "none", "?"}
+MISSING = {"", "na", "n/a", "#n/a", "<na>", "nan", "null", "none", "?"}
 """Texts that stand for a missing number, in lower or upper case. In a column of categories only "" is missing."""
 SHOWN = 20
 """Names of columns in a message."""
@@ -124,6 +126,10 @@ class Assignment:
 def assign_rows(source: str, table: Table, schema: Schema, notes: list[str]) -> Assignment:
     labels = texts_of(source, table, schema.label, "label")
     classes = schema.classes or in_order(labels)
+    if len(classes) < 2:
+        raise UserError(
+            f"data {source}: every row has the label {classes[0]!r}; if there are other classes, name them in a schema"
+        )
     y = _numbered(source, labels, classes)
     clients = _clients(source, table, schema)
     test = _test_rows(source, table, schema, clients)
@@ -145,12 +151,13 @@ def assign_rows(source: str, table: Table, schema: Schema, notes: list[str]) -> 
     return Assignment(test, classes, arrays)
 
 
-def convert_new_rows(source: str, schema: Schema) -> tuple[NDArray[np.float32], NDArray | None]:
-    """Rows to predict, as features, and the names of their classes if the table has them."""
+def convert_new_rows(source: str, schema: Schema) -> tuple[NDArray[np.float32], NDArray | None, list[str]]:
+    """Rows to predict, as features, the names of their classes if the table has them, and notes."""
     table = read_table(source, [schema.label] if source.endswith(".npy") else (), _width(schema), schema.first_index)
     found = Converted({}, schema)
     x = _features(source, table, _columns(source, table, schema, found), found.notes)
-    return x, texts_of(source, table, schema.label, "label", required=False) if schema.label in table else None
+    labels = texts_of(source, table, schema.label, "label", required=False) if schema.label in table else None
+    return x, labels, found.notes
 
 
 # ---- features
@@ -174,12 +181,19 @@ def _columns(source: str, table: Table, schema: Schema, found: Converted) -> dic
     """The columns that become features. Writes the names of the others to `found.unused`."""
     others = [name for name in table if name not in roles_of(schema)]
     if schema.columns is None:
-        if not others:
+        found.unused = [name for name in others if names_an_index(name)]
+        features = [name for name in others if name not in found.unused]
+        if not features:
             raise UserError(f"data {source} has no column that could be a feature")
-        return dict.fromkeys(others, Column())
+        return dict.fromkeys(features, Column())
     _check_columns(source, table, schema.columns)
     found.unused = [name for name in others if name not in schema.columns]
     return dict(schema.columns)
+
+
+def names_an_index(name: str) -> bool:
+    """Whether a column has no name of its own, as the index has in files that pandas writes."""
+    return name.endswith(NAMELESS) or re.fullmatch(r"__index_level_\d+__", name) is not None
 
 
 def _width_of(values: NDArray, column: Column) -> int:
@@ -257,7 +271,11 @@ def _scaled_numbers(source: str, values: NDArray, name: str, column: Column, not
             low, high = column.range
             what, moved = (f"{outside} values", "were") if outside > 1 else ("1 value", "was")
             notes.append(f"column {name!r}: {what} outside {low:g} to {high:g} {moved} moved to the nearer end")
-    features = scaled(numbers, column).astype(np.float32)
+    features = scaled(numbers, column)
+    if (beyond := np.abs(features) > LARGEST_FEATURE).any():
+        where = f"column {name!r} has a value beyond ±{LARGEST_FEATURE:g} in row {_first_row(beyond)}"
+        raise UserError(f"data {source}: {where}; declare its range in a schema")
+    features = features.astype(np.float32)
     return features if features.ndim == 2 else features[:, None]
 
 

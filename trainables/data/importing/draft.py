@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainables.data.importing.conversion import MISSING, as_texts, in_order, texts_of
+from trainables.data.importing.conversion import MISSING, as_texts, in_order, names_an_index, texts_of
 from trainables.data.importing.reading import Table
 from trainables.data.importing.schema import Schema
 
 MOST_CATEGORIES = 50  # a text column with more values is probably an id or free text
 FEWEST_NUMBERED = 20  # in fewer rows, a column of distinct consecutive numbers may be chance
+NUMBER_LIKE = r"[-+]?\D?\d[\d.,' ]*\D?"
+"""Numbers as people write them: 1,234.50, 1.234,5, $5, 40%."""
 NAMES_OF_NUMBERS = ("", "id", "index", "row", "rownames", "rowid")
 """Names, in lower case, of columns that number the rows even if some numbers are missing."""
 
@@ -47,6 +50,8 @@ def draft(source: str, table: Table, schema: Schema) -> str:
 
 
 def _column(name: str, values: NDArray) -> list[str]:
+    if names_an_index(name):
+        return [f"# {_yaml(name)}: left out"]
     if values.ndim == 2:
         low, high = _limits(values)
         shown = f"range: [{low:g}, {high:g}], width: {values.shape[1]}"
@@ -74,17 +79,19 @@ def _numbers_the_rows(name: str, numbers: NDArray, rows: int) -> bool:
         return False
     if (numbers % 1 != 0).any():
         return False
-    named = name.lower() in NAMES_OF_NUMBERS or name.startswith("Unnamed: ")  # pandas' name for a column without one
-    return named or bool(numbers.max() - numbers.min() + 1 == rows)
+    return name.lower() in NAMES_OF_NUMBERS or bool(numbers.max() - numbers.min() + 1 == rows)
 
 
 def _text_column(name: str, values: NDArray) -> list[str]:
     texts = as_texts(values)
     categories = sorted({str(text) for text in texts} - {""})
+    numbers = sum(re.fullmatch(NUMBER_LIKE, text) is not None for text in categories) > len(categories) / 2
     if len(categories) > MOST_CATEGORIES:
-        return [f"# {_yaml(name)}: left out, {len(categories)} different texts"]
+        looks = "; if they are numbers, write them like 1234.5" if numbers else ""
+        return [f"# {_yaml(name)}: left out, {len(categories)} different texts{looks}"]
     shown = f"categories: {_yaml(categories)}"
-    lines = [f"{_yaml(name)}: {{{shown}}}  # which values are possible?"]
+    question = "numbers? then write them like 1234.5 in the table" if numbers else "which values are possible?"
+    lines = [f"{_yaml(name)}: {{{shown}}}  # {question}"]
     return [*lines, *_missing(name, int((texts == "").sum()), f"{shown}, missing: CATEGORY")]
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import warnings
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainables.data.feature_file import ARRAYS, CLIENT_COLUMN, READ_ERRORS, TEST_CLIENT_COLUMN, check_expansion
+from trainables.data.importing.csv_table import read_csv, stripped
 from trainables.data.importing.svmlight import first_index, read_svmlight
 from trainables.data.names import check_text
 from trainables.data.stored import open_file
 from trainables.errors import UserError
 
 Table = dict[str, NDArray]
-MOST_COLUMNS = 50_000  # each takes milliseconds
 PARQUET_ROWS = 4096  # read at once
 OBJECT_BYTES = 32  # of a number as a Python object in a list
 SUFFIXES = {
@@ -112,45 +110,10 @@ def _read(source: str, kind: str, file: IO[bytes], roles: Sequence[str], width: 
     lines = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
     if kind == "SVMlight":
         return read_svmlight(source, lines, memory.add, width, first)
-    return _csv(source, lines, memory) if kind == "CSV" else _json_lines(source, lines, memory)
+    return read_csv(source, lines, memory.add) if kind == "CSV" else _json_lines(source, lines, memory)
 
 
 # ---- text
-
-
-def _csv(source: str, lines: io.TextIOWrapper, memory: _Memory) -> Table:
-    """All values as text: ids keep their leading zeros, and NA may be a category."""
-    import pandas as pd
-
-    first = lines.readline()
-    separator = max(",;\t", key=first.count)
-    names = next(csv.reader([first], delimiter=separator), [])
-    if len(names) > MOST_COLUMNS:
-        most = f"a CSV file may have {MOST_COLUMNS:,}, NumPy arrays and SVMlight files more"
-        raise UserError(f"data {source} has {len(names):,} columns; {most}")
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise UserError(f"data {source} has the column {twice[0]!r} twice")
-    lines.seek(0)
-    try:
-        with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):  # it would drop values
-            frame = pd.read_csv(lines, sep=separator, dtype=str, keep_default_na=False, index_col=False)
-    except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
-        lines.seek(0)
-        rows = filter(None, csv.reader(lines, delimiter=separator))  # without empty lines
-        for number, row in enumerate(rows):
-            if len(row) > len(names):
-                what = f"row {number} has {len(row)} values, and the header has {len(names)} columns"
-                raise UserError(f"data {source}: {what}; quote values that contain {separator!r}") from None
-        raise ValueError(str(error)) from None
-    return {str(name): _stripped(frame[name].to_numpy(), memory) for name in frame.columns}
-
-
-def _stripped(values: Sequence[Any] | NDArray, memory: _Memory) -> NDArray:
-    texts = ["" if value is None or value != value else value for value in values]
-    check_text(f"data {memory.source}", texts)
-    memory.add(4 * len(texts) * max(map(len, texts), default=0))  # every text takes as much as the longest
-    return np.char.strip(np.asarray(texts, dtype=str))
 
 
 def _json_lines(source: str, lines: io.TextIOWrapper, memory: _Memory) -> Table:
@@ -230,7 +193,7 @@ def _column(source: str, name: str, values: Sequence[Any], memory: _Memory) -> N
         return np.array([np.nan if value is None else float(value) for value in values])
     if any(isinstance(value, dict | list) for value in present):
         raise UserError(f"data {source}: column {name!r} holds nested values")
-    return _stripped(["" if value is None else as_text(value) for value in values], memory)
+    return stripped(source, ["" if value is None else as_text(value) for value in values], memory.add)
 
 
 def as_text(value: Any) -> str:
