@@ -47,3 +47,7 @@ def test_a_federation_shrinks_every_lane_by_its_own_noise(level):
     kept, _ = centres(level, shrink=True, seeds=range(3))
     np.testing.assert_allclose(kept, shrunk(plain, std), rtol=1e-6, atol=1e-9)
     assert (np.linalg.norm(kept, axis=1) < np.linalg.norm(plain, axis=1)).all()
+
+
+def test_the_mean_of_a_single_feature_stays_as_it_is():
+    assert shrunk(np.array([[3.0]], dtype=np.float32), np.array([1.0])).tolist() == [[3.0]]

@@ -139,3 +139,46 @@ def test_too_little_noise_in_the_lengths_is_found(monkeypatch):
     monkeypatch.setattr(shift_checks, "cases", lambda *_: only)
     monkeypatch.setattr(pack, "with_preprocessing", cheating)
     assert "lengths" in shift_checks.failure(methods.get("dp-fedgd"), GD, "record")
+
+
+# ---- the typical length from the shares of rows by bin; bin b holds lengths from 2^(b - 8) to 2^(b - 7)
+
+CLIENTS = [50, 50]
+
+
+def typical(by_bin, std=0.0, sizes=CLIENTS, users=False):
+    shares = np.zeros((1, 24))
+    for number, share in by_bin.items():
+        shares[0, number] = share
+    return float(lengths.typical(shares, np.array([std]), sizes, users, features=9)[0])
+
+
+@pytest.mark.parametrize(
+    ("by_bin", "exponent"),
+    [
+        ({9: 0.1, 10: 0.5, 11: 0.3, 12: 0.1}, 2.75),  # bins 9 to 11: the mean is 10.72
+        ({9: 0.1, 10: 0.3, 11: 0.5, 12: 0.1}, 3.25),  # bins 10 to 12: 11.28
+        ({9: 0.1, 10: 0.4, 11: 0.4, 12: 0.1}, 2.75),  # the first of two equal bins
+        ({3: 0.45, 15: 0.3, 16: 0.25}, 8.0),  # no bin has as many rows as 3, but two neighbours have more
+        ({0: 0.9, 1: 0.1}, -7.5),
+        ({22: 0.1, 23: 0.9}, 15.5),
+        ({9: -0.3, 10: 0.6, 11: 0.4}, 3.0),  # noise made a share negative
+        ({8: 0.2, 9: 0.1, 10: 0.4, 11: 0.2, 13: 0.1}, 2.75),  # only neighbours of the bin with most rows count
+    ],
+)
+def test_the_typical_length_is_a_mean_around_the_fullest_bin(by_bin, exponent):
+    assert typical(by_bin) == np.float32(2.0**exponent)
+
+
+@pytest.mark.parametrize(
+    ("std", "users", "found"), [(9.9, False, True), (10.1, False, False), (0.19, True, True), (0.21, True, False)]
+)
+def test_bins_that_may_be_noise_alone_are_not_believed(std, users, found):
+    """0.6 against three standard deviations: of two bins, two clients' noise each, over 100 rows, or over two users."""
+    assert typical({10: 0.6, 2: 0.4}, std, users=users) == (np.float32(2.0**2.5) if found else 3.0)
+
+
+def test_shares_that_are_noise_alone(recwarn):
+    """With a tiny budget, every bin may have a negative share."""
+    assert typical(dict.fromkeys(range(24), -0.1), std=1000.0) == 3.0
+    assert not recwarn.list

@@ -38,13 +38,14 @@ def typical(
     pairs = shares[:, :-1] + shares[:, 1:]
     pair_std = std * math.sqrt(2 * len(sizes)) / (len(sizes) if users else sum(sizes))
     found = pairs.max(axis=1) > SURE * pair_std
-    exponents = [_exponent(of_bins, int(pair)) for of_bins, pair in zip(shares, pairs.argmax(axis=1), strict=True)]
-    return np.where(found, 2.0 ** np.array(exponents), math.sqrt(features)).astype(np.float32)
+    chosen = zip(shares, pairs.argmax(axis=1), found, strict=True)
+    lengths = [2.0 ** _exponent(of_bins, int(pair)) if sure else math.sqrt(features) for of_bins, pair, sure in chosen]
+    return np.array(lengths, dtype=np.float32)
 
 
 def _exponent(shares: NDArray[np.float64], pair: int) -> float:
-    """The base-2 logarithm of the typical length. It is rounded so that lanes have few different lengths: clients
-    compute the mean of their rows for each length."""
+    """The base-2 logarithm of the typical length, for a pair with a positive share. It is rounded so that lanes have
+    few different lengths: clients compute the mean of their rows for each length."""
     largest = pair + int(shares[pair + 1] > shares[pair])
     below, above = max(0, largest - 1), min(BINS, largest + 2)
     weights = shares[below:above].clip(min=0)
