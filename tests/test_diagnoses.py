@@ -14,7 +14,7 @@ EVEN = [[40, 40], [40, 40]]
 
 
 def found(folder, counts=EVEN, score=90.0, measured=None, curve=None, **changes):
-    of = study(methods=["dp-fedgd"], epsilons=[8], **changes)
+    of = study(**{"methods": ["dp-fedgd"], "epsilons": [8], **changes})
     with writing(folder, of) as writer:
         writer.search("dp-fedgd", 8, {"coarse": [({"learning_rate": 0.1}, 96.0)]})
         curves = {seed: curve or {20: score} for seed in (42, 7)}
@@ -124,6 +124,9 @@ def test_a_clip_that_the_study_sets_can_be_left_to_the_defaults(tmp_path):
     given = {"defaults": "adaptive", "privacy": {"clip": 10}, "aggregate": "uniform", "preprocess": {}}
     (never,) = found(tmp_path, measured={"clipped_share": 0.2}, **given)
     assert never.endswith("Tune it: leave `privacy.clip` out, or give an axis `coarse: {clip: [...]}`.")
+    given |= {"privacy": {}, "methods": [{"dp-fedgd": {"fixed": {"clip": 1000}}}]}
+    (never,) = found(tmp_path / "fixed", measured={"clipped_share": 0.2}, **given)
+    assert never.endswith("Tune it: give an axis `coarse: {clip: [...]}`."), "it is left out already"
 
 
 def test_small_clients_set_the_noise(tmp_path):

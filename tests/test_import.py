@@ -80,20 +80,24 @@ def test_from_a_csv_to_predictions(fedsweep, visits, no_ray):
     Path("new.csv").write_text(Path("visits.csv").read_text().replace(",ill", ",unwell", 1))
     code, out, err = fedsweep("predict", "model.npz", "new.csv", "--output", "of-new.csv")
     assert code == 0, err
-    assert "1 row has a label that the model does not know ('unwell'), which counts as wrong" in out
+    assert "rows with a label that the model does not know ('unwell'): 1; they count as wrong" in out
     assert fedsweep("predict", "model.npz", "visits.npz", "--output", "of-test-rows.csv")[0] == 0
     Path("new.csv").write_text(Path("visits.csv").read_text().replace(",ill", ","))
     code, out, err = fedsweep("predict", "model.npz", "new.csv", "--output", "of-some.csv")
     healthy = truth.count("healthy")
     right = sum(a == b == "healthy" for a, b in zip(truth, predicted, strict=True))
     assert f"accuracy: {100 * right / healthy:.2f}%" in out, "rows without a label do not count"
-    assert f"{len(truth) - healthy} rows have no label and do not count" in out
+    assert f"rows without a label, which do not count: {len(truth) - healthy}\n" in out
     assert "always answering the largest class: 100.00%" in out
     assert "note: column 'marker': 18 missing values became 1" in err
     Path("new.csv").write_text(Path("visits.csv").read_text().replace(",ill", ",1").replace(",healthy", ",0"))
     code, out, err = fedsweep("predict", "model.npz", "new.csv", "--output", "of-none.csv")
-    assert "300 rows have a label that the model does not know ('0', '1')\n" in out
+    unknown = "rows with a label that the model does not know ('0', '1'): 300"
+    assert f"{unknown}\n" in out
     assert "accuracy" not in out
+    code, out, err = fedsweep("predict", "model.npz", "new.csv", "--output", "of-none-again.csv", "--json")
+    assert json.loads(out)["metrics"] == {}
+    assert json.loads(out)["notes"] == ["column 'marker': 18 missing values became 1", unknown]
     with np.load("model.npz") as saved:
         assert "healthy" in str(saved["about"])
         assert "clinic" not in str(saved["about"]), "names of clients stay in the feature file"
@@ -173,6 +177,9 @@ def test_a_table_without_a_schema_says_how_to_get_one(fedsweep, visits):
         ('"x, in m";"z";y\r\n1;2;a\r\n3;4;b\r\n', ["x, in m", "z"]),
         ("a, b, c;z;y\n1;2;a\n3;4;b\n", ["a, b, c", "z"]),
         ("\ufeffx|y\n1|a\n\n2|b\n", ["x"]),
+        ("\n\nx,y\n1,a\n  \n2,b\n", ["x"]),
+        ("a, b, c;z;y\n\n1;2;a\n3;4;b\n", ["a, b, c", "z"]),
+        ("Unnamed: 0,x,days without a name,y\n0,1,1,a\n2,2,2,b\n", ["x", "days without a name"]),
         ('x,z,y\n1,"2\n",a\n3,4,"b"\n', ["x", "z"]),
     ],
 )
@@ -192,6 +199,27 @@ def test_a_csv_file_is_read_in_chunks(tmp_path, monkeypatch):
     table = reading.read_table(str(path))
     assert table["x"].tolist() == [str(row) for row in range(10)]
     assert table["y"].tolist() == [row.split(",")[1] for row in rows]
+
+
+def test_long_lines_and_values(tmp_path):
+    """The standard library's limit for a value is 131,072 characters."""
+    path = tmp_path / "t.csv"
+    names = [f"gene{number}" for number in range(20_000)]
+    path.write_text(f"{','.join(names)}\n{','.join('1' for _ in names)}\n")
+    assert list(reading.read_table(str(path))) == names
+    path.write_text(f"x,text\n1,{'long ' * 40_000}\n")
+    assert reading.read_table(str(path))["x"].tolist() == ["1"]
+
+
+def test_missing_values_of_a_file_with_one_column_are_rows(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text('x\n1.0\n""\n\n-1.0\n')
+    assert reading.read_table(str(path))["x"].tolist() == ["1.0", "", "-1.0"]
+
+
+def test_a_schema_can_name_the_index_that_pandas_wrote(tmp_path):
+    found = converted(",x,y\n5,1,a\n6,2,b\n", "t.csv", tmp_path, columns={"Unnamed: 0": {}}, test_fraction=0.5)
+    assert sorted([*found.arrays["x_train"].ravel(), *found.arrays["x_test"].ravel()]) == [5, 6]
 
 
 def test_an_index_that_pandas_wrote_to_parquet_is_no_feature(tmp_path):
@@ -350,6 +378,16 @@ def test_rows_to_predict_have_the_first_index_of_the_imported_file(tmp_path):
         converted("y,a\n" + "0,1\n1,2\n" * 5, "t.csv", tmp_path, label="y", first_index=1)
 
 
+def test_features_with_another_first_index_are_not_predicted(tmp_path):
+    """The features of a file whose rows never use index 0 are shifted by one."""
+    columns = {"columns": {"features": {"width": 4}}, "label": ""}
+    zero, one = (converted(f"1 {first}:1 3:1\n0 2:2\n" * 5, f"{first}.svm", tmp_path, **columns) for first in (0, 1))
+    np.savez(tmp_path / "one.npz", **one.arrays)
+    with pytest.raises(UserError, match="the index of the first feature differs"):
+        features.rows_to_predict(str(tmp_path / "one.npz"), zero.schema.for_prediction.to_json())
+    assert len(features.rows_to_predict(str(tmp_path / "one.npz"), one.schema.for_prediction.to_json()).x) == 2
+
+
 def test_numpy_arrays(tmp_path):
     x, y = np.arange(40).reshape(20, 2), np.array(["a", "b"] * 10)
     np.savez(tmp_path / "t.npz", x=x, y=y, who=np.arange(20) // 5 * 100)
@@ -492,9 +530,11 @@ BAD_TABLES = {
     "too many values": ("x,y\n1,a\n1,2,3,4\n", {}, "row 2 has 4 values, and the header has 2 columns"),
     "too many values in the first row": ("x,y\n1,a,b\n1,2\n", {}, "row 1 has 3 values, and the header has 2 columns"),
     "too few values": ("x,z,y\n1,2,a\n1,b\n", {}, "row 2 has 2 values, and the header has 3 columns"),
-    "a stray quotation mark": ('x,y\n1,a\n2,"b\n3,b\n4,"a\n', {}, "row 2 cannot be read: .* quotation marks closed?"),
+    "a stray quotation mark": ('x,y\n1,a\n2,"b\n3,b\n4,"a\n', {}, "row 2 cannot be read: .* quotation mark must end"),
     "an open quotation mark": ('x,y\n1,a\n2,"b\n3,b\n', {}, "row 2 cannot be read: unexpected end of data"),
     "one class": ("x,y\n1,a\n2,a\n", {}, "every row has the label 'a'; if there are other classes, name them"),
+    "a quotation mark in the header": ('x,"y\n1,a\n', {}, "the header cannot be read: unexpected end of data"),
+    "a separator at the end": ("x,y\n1,a,\n", {}, "row 1 has 3 values.*; leave out the separator at the end of rows"),
     "huge": ("x,y\n1,a\n1e35,b\n", {}, "column 'x' has a value beyond ±1e\\+09 in row 2; declare its range"),
     "no rows": ("x,y\n", {}, "has no rows"),
     "only a label": ("y\na\nb\n", {}, "has no column that could be a feature"),

@@ -1,5 +1,6 @@
 """From a folder of images, or a table of paths or texts, to a feature file, a model and predictions."""
 
+import contextlib
 import csv
 import json
 import re
@@ -233,10 +234,32 @@ def test_a_column_of_texts(fedsweep, work, no_ray):
     code, out, err = fedsweep("predict", "model.npz", "reviews.csv", "--output", "a.csv", *named)
     assert code == 0, err
     assert "accuracy: 100.00%" in out
+    with open("new.csv", "w") as file:
+        csv.writer(file).writerows([("text", "mood"), *rows[:10], ("a film", ""), ("no film", "sideways")])
+    code, out, err = fedsweep("predict", "model.npz", "new.csv", "--output", "b.csv", *named)
+    assert code == 0, err
+    assert "accuracy: 90.91%" in out, "10 of 11 rows with a label"
+    assert "rows without a label, which do not count: 1" in out
+    assert "does not know ('sideways'): 1" in out
     wrong = fedsweep(
         "data", "prepare", "reviews.csv", "--backbone", "efficientnet-lite0", "--image", "text", "--to", "b.npz"
     )
     assert_one_sentence(wrong, "--label")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"name": "tiny2"}, "come from 'tiny2', those of the model from 'tiny'"),
+        ({"details": {"weights": "2"}}, "come from other weights or preprocessing, those of the model from 'tiny'"),
+        ({"column": "other"}, ""),
+    ],
+)
+def test_features_of_another_backbone_are_not_predicted(tmp_path, change, sentence):
+    of_model = {"name": "tiny", "rows": "images", "details": {"weights": "1"}, "column": "", "label": ""}
+    np.savez(tmp_path / "f.npz", x_test=np.zeros((2, 3)), backbone=json.dumps({**of_model, **change}))
+    with pytest.raises(UserError, match=sentence) if sentence else contextlib.nullcontext():
+        features.rows_to_predict(str(tmp_path / "f.npz"), backbone=json.dumps(of_model))
 
 
 def test_all_broken_images_are_named_at_once(fedsweep, work, monkeypatch):

@@ -177,6 +177,19 @@ def test_participants_change_and_are_fair():
     assert (participants(6, 1, 10, 0.3) != participants(5, 1, 10, 0.3)).any()
 
 
+def test_the_rounds_of_the_busiest_client_are_counted_exactly():
+    """From the first round to the last one, for 1 to 12 rounds."""
+    for rounds in range(1, 13):
+        taken = sum(participants(7, t, 3, 0.34).astype(int) for t in range(1, rounds + 1))
+        assert most_rounds(7, rounds, 3, 0.34) == max(taken)
+
+
+def test_a_schedule_cannot_be_changed():
+    """It is kept for other callers."""
+    with pytest.raises(ValueError, match="read-only"):
+        participants(5, 1, 10, 0.3)[0] = True
+
+
 def test_schedules_of_very_many_clients_are_not_kept():
     """A bit for each client of the rounds that are worked on, not a set for each of all rounds."""
     assert participants(5, 1, 100_000, 0.1).nbytes == 100_000

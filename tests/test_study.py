@@ -211,6 +211,18 @@ INVALID = {
     "hyperparameter of a wrong type": (changed("0.9", "[0.9]"), 8, "methods.1.fixed.beta", "should be a number"),
     "axis that is not a list": (changed("fixed:", "coarse:"), 8, "methods.1.coarse.beta", "such as [0.9] (found 0.9)"),
     "text that is not a list": (changed("[iid]", "iid"), 3, "partitions", "it should be a list, such as [iid]"),
+    "text that needs quotation marks in YAML": (
+        changed("[iid]", "'iid: [a'"),
+        3,
+        "partitions",
+        "a list (found 'iid: [a')",
+    ),
+    "infinity that is not a list": (
+        TEXT.replace("epsilons:\n  - 1\n  - 8", "epsilons: .inf"),
+        10,
+        "epsilons",
+        "a list, such as [.inf] (found inf)",
+    ),
     "mapping that is not a list": (
         "data: {source: synthetic-frozen}\n" + "".join(TEXT.splitlines(keepends=True)[:1]),
         1,

@@ -81,7 +81,8 @@ def predict(
         *about_labels,
         f"the model was trained at epsilon {number(epsilon)}, delta {delta:g}",
     ]
-    about = {"accuracy": scores.get("accuracy"), "metrics": scores, "provenance": saved.provenance}
+    about = {"accuracy": scores.get("accuracy"), "metrics": scores, "notes": [*notes, *about_labels]}
+    about |= {"provenance": saved.provenance}
     show({"rows": len(predicted), **about}, json, lines)
 
 
@@ -95,24 +96,21 @@ def _scored(
         return {}, []
     texts = labels.astype(str)
     known = saved.class_names or tuple(map(str, range(saved.classes)))
-    given, of_model = texts != "", np.isin(texts, known)
-    lines = [] if given.all() else [f"{_rows(int((~given).sum()))} no label and do not count"]
+    of_model = np.isin(texts, known)
+    given = of_model | (texts != "")
+    lines = [] if given.all() else [f"rows without a label, which do not count: {(~given).sum()}"]
     unknown = given & ~of_model
     if unknown.any():
         names = np.unique(texts[unknown])
         named = ", ".join(map(repr, names[:SHOWN_LABELS].tolist())) + ", ..." * (len(names) > SHOWN_LABELS)
-        lines.append(f"{_rows(int(unknown.sum()))} a label that the model does not know ({named})")
+        lines.append(f"rows with a label that the model does not know ({named}): {unknown.sum()}")
     if not (given & of_model).any():
         return {}, lines
     if unknown.any():
-        lines[-1] += ", which counts as wrong; metrics other than the accuracy need known labels"
+        lines[-1] += "; they count as wrong, and other metrics need known labels"
     counts = np.unique(texts[given], return_counts=True)[1]
     lines.insert(0, f"always answering the largest class: {100 * counts.max() / counts.sum():.2f}%")
     return _scores(saved, rows[given], predicted[given], texts[given], known), lines
-
-
-def _rows(count: int) -> str:
-    return "1 row has" if count == 1 else f"{count} rows have"
 
 
 def _scores(
@@ -150,7 +148,7 @@ def _described(scores: dict[str, float]) -> list[str]:
 def _through_backbone(
     saved: SavedModel, data: Path, named: str, weights: Path | None, device: str
 ) -> tuple[NDArray, list[str], NDArray | None]:
-    """Features of images or texts, their names, and their classes if the model knows all of them."""
+    """Features of images or texts, their names, and their classes if any has one."""
     import tempfile
 
     import numpy as np
@@ -173,8 +171,7 @@ def _through_backbone(
             progress=lambda done, total: update("rows", done, total),
         )
         rows = np.concatenate([np.load(piece, allow_pickle=False) for piece in pieces]).astype(np.float32)
-    known = set(classes) <= set(saved.class_names)
-    return rows, names, np.array(classes) if known else None
+    return rows, names, np.array(classes) if any(classes) else None
 
 
 def _budget(provenance: dict[str, Any], model: Path) -> tuple[float, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 
 from pydantic_core import ErrorDetails, PydanticCustomError
@@ -36,6 +37,8 @@ def errors_point_to(*at: str | int) -> Iterator[None]:
         raise SettingError(str(error), at) from error
 
 
+PLAIN = r"[\w./-][\w./:-]{0,40}"
+"""Texts and numbers that need no quotation marks in YAML."""
 KINDS = {
     "int": "a whole number",
     "float": "a number",
@@ -74,8 +77,8 @@ def _expected_kind(error: ErrorDetails) -> str:
     kind, _, wrong = error["type"].partition("_")
     if error["type"] == "literal_error":
         return str(error["ctx"]["expected"])
-    if error["type"] == "list_type" and isinstance(error["input"], str | int | float):
-        return f"a list, such as [{error['input']}]"
+    if error["type"] == "list_type" and re.fullmatch(PLAIN, item := str(error["input"])):
+        return f"a list, such as [{'.inf' if item == 'inf' else item}]"
     if error["type"] == "list_type" and isinstance(error["input"], dict):
         return "a list (each item begins with '- ')"
     if error["type"] == "model_type" and (keys := _first_keys(error["ctx"]["class_name"])):
@@ -84,5 +87,5 @@ def _expected_kind(error: ErrorDetails) -> str:
 
 
 def _first_keys(section: str) -> str:
-    """The first keys of a section of the study file, by the name of its class; "" if it is of a plug-in."""
+    """The first keys of a section of the study file, by the name of its class; "" if there is none of this name."""
     return next((", ".join([*one.model_fields][:3]) for one in Section.__subclasses__() if one.__name__ == section), "")

@@ -230,10 +230,12 @@ def rows_to_predict(path: str, schema: str = "", backbone: str = "") -> RowsToPr
 def _check_origin(path: str, name: str, arrays: Mapping[str, Any], schema: str, backbone: str) -> None:
     """Refuse features that were made in another way than those that the model was trained on."""
     if (own := _schema(name, arrays)) and schema:
-        theirs, ours = (schema_from_json(name, text).columns or {} for text in (own, schema))
-        if list(theirs.items()) != list(ours.items()):
-            changed = [column for column in ours if theirs.get(column) != ours[column]]
-            what = f"column {changed[0]!r} differs" if changed else "the columns differ in number or order"
+        given, expected = (schema_from_json(name, text) for text in (own, schema))
+        theirs, ours = given.columns or {}, expected.columns or {}
+        if list(theirs.items()) != list(ours.items()) or given.first_index != expected.first_index:
+            changed = [f"column {column!r}" for column in ours if theirs.get(column) != ours[column]]
+            changed += ["the index of the first feature"] * (given.first_index != expected.first_index)
+            what = f"{changed[0]} differs" if changed else "the columns differ in number or order"
             raise UserError(
                 f"data {path} was imported by another schema than the model's data: {what}; predict the table itself, "
                 "or import it by the same schema"
@@ -241,9 +243,8 @@ def _check_origin(path: str, name: str, arrays: Mapping[str, Any], schema: str, 
     if (own := _backbone(name, arrays)) and backbone:
         theirs, ours = (read_backbone(text) for text in (own, backbone))
         if any(theirs.get(key) != ours.get(key) for key in ("name", "details")):
-            raise UserError(
-                f"the features of {path} come from backbone {theirs['name']!r}, and the model was trained on others"
-            )
+            other = f"{theirs['name']!r}" if theirs["name"] != ours["name"] else "other weights or preprocessing"
+            raise UserError(f"the features of {path} come from {other}, those of the model from {ours['name']!r}")
 
 
 def _validated(name: str, fingerprint: str, arrays: Mapping[str, Any], *, counts: bool = False) -> FeatureSet:

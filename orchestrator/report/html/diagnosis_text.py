@@ -173,7 +173,9 @@ def _clipping(results: Results) -> Iterator[str]:
         elif share > ALWAYS:
             always.append((cell, f"clip {clip:g}"))
     # without `privacy.clip`, the default options tune the clip of methods with few other axes
-    given = results.study.defaults == "adaptive" and any(cell.method.clip is None for cell, _ in (*never, *always))
+    methods = {cell.method.id: cell.method for cell, _ in (*never, *always)}.values()
+    own = all(method.clip is not None or "clip" in method.space().fixed for method in methods)
+    given = results.study.defaults == "adaptive" and not own
     remedy = f"Tune it: {'leave `privacy.clip` out, or ' * given}give an axis `coarse: {{clip: [...]}}`."
     if never:
         yield (

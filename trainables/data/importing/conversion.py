@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainables.data.feature_file import CLIENT_COLUMN, LARGEST_FEATURE, TEST_CLIENT_COLUMN, check_expansion
-from trainables.data.importing.csv_table import NAMELESS
 from trainables.data.importing.reading import Table, as_text, first_index_of, is_svmlight, read_table
 from trainables.data.importing.schema import Column, Schema, read_schema, scaled
 from trainables.errors import UserError
@@ -192,8 +191,8 @@ def _columns(source: str, table: Table, schema: Schema, found: Converted) -> dic
 
 
 def names_an_index(name: str) -> bool:
-    """Whether a column has no name of its own, as the index has in files that pandas writes."""
-    return name.endswith(NAMELESS) or re.fullmatch(r"__index_level_\d+__", name) is not None
+    """Whether it is the name that pandas gives to an index, or to a column without a name."""
+    return re.fullmatch(r"Unnamed: \d+|__index_level_\d+__", name) is not None
 
 
 def _width_of(values: NDArray, column: Column) -> int:

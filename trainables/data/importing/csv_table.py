@@ -6,7 +6,7 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 import numpy as np
@@ -18,17 +18,20 @@ from trainables.errors import UserError
 SEPARATORS = ",;\t|"
 MOST_COLUMNS = 50_000  # each takes milliseconds
 CHUNK = 4096  # rows that are held as Python objects
-NAMELESS = " without a name"
-"""Ending of the name of a column whose header is empty. Such a column is no feature: pandas writes row numbers so, and
-spreadsheets empty columns."""
+QUOTES = "a value that begins with a quotation mark must end with one"
+LONGEST_VALUE = 2**31 - 1
 
 
 def read_csv(source: str, lines: io.TextIOWrapper, add_memory: Callable[[int], None]) -> dict[str, NDArray]:
     """All values as text, without spaces around them: ids keep their leading zeros, and NA may be a category."""
-    separator = _separator(lines.readline(), lines.readline())
+    csv.field_size_limit(LONGEST_VALUE)  # of the process: nothing else in it reads CSV files with this module
+    separator = _separator(*islice((line for line in lines if line.strip()), 2))
     lines.seek(0)
-    rows = csv.reader(lines, delimiter=separator, strict=True)
-    names = _names(source, next(rows, []))
+    rows = filter(None, csv.reader(lines, delimiter=separator, strict=True))  # without empty lines
+    try:
+        names = _names(source, next(rows, []))
+    except csv.Error as error:
+        raise UserError(f"data {source}: the header cannot be read: {error}; {QUOTES}") from None
     columns: list[list[NDArray]] = [[] for _ in names]
     checked = _checked(source, rows, len(names), separator)
     while chunk := list(islice(checked, CHUNK)):
@@ -50,7 +53,7 @@ def _joined(parts: list[NDArray], add_memory: Callable[[int], None]) -> NDArray:
     return np.concatenate(parts)
 
 
-def _separator(header: str, row: str) -> str:
+def _separator(header: str = "", row: str = "") -> str:
     """Of those that split the header most often, one that splits the first row as often, if there is any."""
 
     def fields(line: str, separator: str) -> int:
@@ -64,7 +67,7 @@ def _names(source: str, header: list[str]) -> list[str]:
     if len(header) > MOST_COLUMNS:
         most = f"a CSV file may have {MOST_COLUMNS:,}, NumPy arrays and SVMlight files more"
         raise UserError(f"data {source} has {len(header):,} columns; {most}")
-    names = [name if name.strip() else f"column {number}{NAMELESS}" for number, name in enumerate(header, 1)]
+    names = [name if name.strip() else f"Unnamed: {number}" for number, name in enumerate(header)]  # as in pandas
     check_text(f"data {source}", names)
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
@@ -72,21 +75,21 @@ def _names(source: str, header: list[str]) -> list[str]:
     return names
 
 
-def _checked(source: str, rows: Iterable[list[str]], width: int, separator: str) -> Iterator[list[str]]:
-    """The rows without empty lines. Rows are counted from 1, without the header."""
-    rows, number = iter(rows), 0
+def _checked(source: str, rows: Iterator[list[str]], width: int, separator: str) -> Iterator[list[str]]:
+    """Rows are counted from 1, without the header. Lines of spaces are left out."""
+    number = 0
     while True:
         try:
             row = next(rows, None)
         except csv.Error as error:
-            what = f"row {number + 1} cannot be read: {error}; are its quotation marks closed?"
-            raise UserError(f"data {source}: {what}") from None
+            raise UserError(f"data {source}: row {number + 1} cannot be read: {error}; {QUOTES}") from None
         if row is None:
             return
-        if len(row) < 2 and not "".join(row).strip():
+        if len(row) == 1 < width and not row[0].strip():
             continue
         number += 1
         if len(row) != width:
             what = f"row {number} has {len(row)} value{'s' * (len(row) != 1)}, and the header has {width} columns"
-            raise UserError(f"data {source}: {what}; quote values that contain {separator!r}")
+            ends = "; leave out the separator at the end of rows, and" if len(row) > width and not row[-1] else ";"
+            raise UserError(f"data {source}: {what}{ends} quote values that contain {separator!r}")
         yield row
