@@ -602,3 +602,34 @@ def test_roots_are_those_of_scipy():
         assert root(function, 0.0, 1000.0) == brentq(function, 0.0, 1000.0, xtol=1e-15, rtol=1e-14)
     assert root(lambda x: x, 0.0, 1.0) == 0.0
     assert root(lambda x: x - 1, 0.0, 1.0) == 1.0
+
+
+SHAPES = {
+    "cubic": (lambda x: x**3 - 2 * x - 5, 0.0, 4.0),
+    "falls": (lambda x: math.cos(x) - x, 0.0, 2.0),
+    "bent": (lambda x: x**5 - 1, 0.0, 3.0),
+    "steep": (lambda x: math.atan(1e6 * (x - 0.3)), -1.0, 2.0),
+    "exact": (lambda x: x - 0.5, 0.0, 1.0),
+    "exact inside": (lambda x: (x - 0.5) * (x + 2), 0.0, 1.0),
+    "one at the ends": (lambda x: 1.0 if x > 0.7 else -1.0, 0.0, 1.0),
+    "far": (lambda x: math.log(x) - 20, 1e-3, 1e12),
+    "below zero": (lambda x: math.exp(x) - 1e-4, -40.0, 3.0),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_search_for_a_root_tries_what_scipy_tries(name):
+    function, low, high = SHAPES[name]
+
+    def tried(solver, **tolerances):
+        points = []
+        solver(lambda x: points.append(x) or function(x), low, high, **tolerances)
+        return points
+
+    assert tried(root) == tried(brentq, xtol=1e-15, rtol=1e-14)
+
+
+def test_a_root_that_is_not_found_is_an_error():
+    """After as many steps as scipy tries. The function is nearly flat around its root."""
+    with pytest.raises(ArithmeticError, match="no root was found in 100 steps"):
+        root(lambda x: (x - 1) ** 9, 0.0, 3.0)
