@@ -96,7 +96,11 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "trainables/privacy/publication.py": ("tests/test_privacy.py", "tests/test_account.py"),
     "trainables/privacy/shares.py": ("tests/test_privacy.py", "tests/test_adaptive_defaults.py"),
-    "trainables/privacy/private_selection.py": ("tests/test_selection.py", "tests/test_private_search.py"),
+    "trainables/privacy/private_selection.py": (
+        "tests/test_selection.py",
+        "tests/test_private_search.py",
+        "tests/test_account.py",
+    ),
     "trainables/data/partition.py": ("tests/test_partition.py", "tests/test_goldens.py"),
     "orchestrator/results/ledger.py": ("tests/test_ledger.py",),
     **_each_file("orchestrator/search", SEARCH_TESTS),
