@@ -18,10 +18,11 @@ from orchestrator.results.records import same_records
 from trainables.errors import UserError
 from trainables.federation.saved_model import SavedModel
 from trainables.models import safetensors
+from trainables.privacy import sampled
 from trainables.privacy.gaussian import epsilon_of, mu_of
 from trainables.privacy.plan import Event, PrivacyPlan, PrivacySettings
 from trainables.privacy.private_selection import Search, private_search, private_searches
-from trainables.privacy.publication import Publication, total_epsilon
+from trainables.privacy.publication import Publication, simulated_note, total_epsilon
 from trainables.privacy.sampled import Sampled
 
 DELTA = 1e-5
@@ -67,6 +68,54 @@ def test_models_with_secret_samples_compose_by_loss_distributions():
     assert together <= private_searches(search.searches, DELTA, plan.mu("local"))
 
 
+def test_secret_samples_and_a_search_get_half_of_delta_each():
+    """Basic composition: (eps1, delta / 2) and (eps2, delta / 2) are (eps1 + eps2, delta) together."""
+    one, _ = model(1.0, sampling=0.05)
+    search = Publication("record", "replace-one", searches=(Search(0.2, 3.0),))
+    together = total_epsilon([one, search], "record", DELTA)
+    assert together == sum(total_epsilon([each], "record", DELTA / 2) for each in (one, search))
+
+
+@pytest.fixture
+def numerical(monkeypatch):
+    """The deltas for which an account of secret samples is computed numerically; it finds 0."""
+    deltas = []
+    monkeypatch.setattr(sampled, "epsilon_of", lambda releases, adjacency, delta: deltas.append(delta) or 0.0)
+    return deltas
+
+
+@pytest.mark.parametrize(
+    ("rate", "multiplier", "delta", "expected"),
+    [
+        (0.1, 5.0, 1e-5, True),
+        (1.0, 5.0, 1e-5, False),  # it has a closed form
+        (0.1, 0.01, 1e-5, False),  # eps is too large for the numerical account
+        (0.1, 5.0, 2 * sampled.LEAST_SAMPLED_DELTA, True),
+        (0.1, 5.0, 1.9 * sampled.LEAST_SAMPLED_DELTA, False),
+        (1.0, 5.0, 1.9 * sampled.LEAST_SAMPLED_DELTA, False),
+        (1.0, 0.01, 1e-5, False),
+    ],
+)
+def test_when_the_account_is_numerical(numerical, rate, multiplier, delta, expected):
+    one = Publication("record", "replace-one", (Sampled(10, multiplier, rate),))
+    total = total_epsilon([one], "record", delta)
+    assert numerical == ([delta] if expected else [])
+    assert (total > 0) != expected
+
+
+def test_one_sampled_release_makes_the_account_numerical(numerical):
+    one = Publication("record", "replace-one", (Sampled(10, 5.0, 1.0), Sampled(1, 5.0, 0.5)))
+    total_epsilon([one], "record", DELTA)
+    assert numerical == [DELTA]
+
+
+def test_partitions_that_depend_on_labels_are_named():
+    assert simulated_note(["iid", "explicit"]) == ""
+    assert simulated_note(["explicit", "dirichlet:0.5", "mine:iid"]).startswith(
+        "The partition dirichlet:0.5 and mine:iid is simulated from the labels"
+    )
+
+
 def by_hand(searches, beside, delta):
     """Papernot and Steinke 2022, theorem 2, for a geometric number of runs, with the Gaussian's lambda mu^2 / 2."""
     orders = np.geomspace(1.01, 1000, 3000)
@@ -86,6 +135,20 @@ def test_searches_and_models_compose_as_in_the_theorem(beside):
         published.append(Publication("record", "replace-one", (Sampled(1, 2 / beside, 1.0),)))
     total = total_epsilon(published, "record", DELTA)
     assert total == pytest.approx(by_hand([search[:2] for search in searches], beside, DELTA), rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("searches", "beside"),
+    [
+        ([(math.inf, 5.0)], 0.0),
+        ([(1.0, 5.0)], math.inf),
+        ([], math.inf),
+        ([(math.inf, 1.0)], 0.0),
+        ([(math.inf, 5.0), (1.0, 3.0)], 0.5),
+    ],
+)
+def test_one_release_without_noise_makes_the_total_infinite(searches, beside):
+    assert private_searches([Search(*search) for search in searches], DELTA, beside) == math.inf
 
 
 def test_a_search_of_exactly_one_run_is_a_gaussian_release():
