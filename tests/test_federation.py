@@ -245,7 +245,7 @@ def test_an_address_that_does_not_answer(monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
 
     def unanswered(address, **options):
-        raise ConnectionError("nobody there")
+        raise ConnectionError("no answer")
 
     monkeypatch.setattr(ray, "init", unanswered)
     with pytest.raises(UserError, match=r"127\.0\.0\.1:1"), connected("127.0.0.1:1"):

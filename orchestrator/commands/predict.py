@@ -104,7 +104,7 @@ def _scored(
         names = np.unique(texts[unknown])
         named = ", ".join(map(repr, names[:SHOWN_LABELS].tolist())) + ", ..." * (len(names) > SHOWN_LABELS)
         lines.append(f"rows with a label that the model does not know ({named}): {unknown.sum()}")
-    if not (given & of_model).any():
+    if not of_model.any():
         return {}, lines
     if unknown.any():
         lines[-1] += "; they count as wrong, and other metrics need known labels"
@@ -123,18 +123,19 @@ def _scores(
     from trainables.metrics.base import BuiltIn, Predictions
 
     recorded = saved.provenance.get("metrics")
-    names = [*(recorded if isinstance(recorded, dict) else {}), "accuracy"]
+    names = dict.fromkeys([*(recorded if isinstance(recorded, dict) else {}), "accuracy"])
     numbers = {name: number for number, name in enumerate(known)}
+    of = None
+    if numbers.keys() >= set(labels.tolist()):
+        classes = torch.tensor([numbers[label] for label in labels.tolist()])
+        of = Predictions(torch.tensor(saved.scores(rows)).double(), classes, None)
     values: dict[str, float] = {}
-    for name in dict.fromkeys(names):
+    for name in names:
         metric = metrics.METRICS.get(name)
         if name == "accuracy":
             values[name] = 100 * float((predicted.astype(str) == labels).mean())
-        elif metric is None or isinstance(metric, BuiltIn) or metric.needs_clients:
-            continue
-        elif all(label in numbers for label in labels.tolist()):
-            of_rows = torch.tensor([numbers[label] for label in labels.tolist()])
-            values[name] = float(metric.compute(Predictions(torch.tensor(saved.scores(rows)).double(), of_rows, None)))
+        elif of is not None and metric is not None and not isinstance(metric, BuiltIn) and not metric.needs_clients:
+            values[name] = float(metric.compute(of))
     return values
 
 

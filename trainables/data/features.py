@@ -229,7 +229,7 @@ def rows_to_predict(path: str, schema: str = "", backbone: str = "") -> RowsToPr
 
 def _check_origin(path: str, name: str, arrays: Mapping[str, Any], schema: str, backbone: str) -> None:
     """Refuse features that were made in another way than those that the model was trained on."""
-    if (own := _schema(name, arrays)) and schema:
+    if schema and (own := _json_text(name, arrays, "schema")):
         given, expected = (schema_from_json(name, text) for text in (own, schema))
         theirs, ours = given.columns or {}, expected.columns or {}
         if list(theirs.items()) != list(ours.items()) or given.first_index != expected.first_index:
@@ -240,7 +240,7 @@ def _check_origin(path: str, name: str, arrays: Mapping[str, Any], schema: str, 
                 f"data {path} was imported by another schema than the model's data: {what}; predict the table itself, "
                 "or import it by the same schema"
             )
-    if (own := _backbone(name, arrays)) and backbone:
+    if backbone and (own := _backbone(name, arrays)):
         theirs, ours = (read_backbone(text) for text in (own, backbone))
         if any(theirs.get(key) != ours.get(key) for key in ("name", "details")):
             other = f"{theirs['name']!r}" if theirs["name"] != ours["name"] else "other weights or preprocessing"

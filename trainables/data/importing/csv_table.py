@@ -24,7 +24,7 @@ LONGEST_VALUE = 2**31 - 1
 
 def read_csv(source: str, lines: io.TextIOWrapper, add_memory: Callable[[int], None]) -> dict[str, NDArray]:
     """All values as text, without spaces around them: ids keep their leading zeros, and NA may be a category."""
-    csv.field_size_limit(LONGEST_VALUE)  # of the process: nothing else in it reads CSV files with this module
+    csv.field_size_limit(LONGEST_VALUE)  # of the whole process: a larger limit harms no other reader
     separator = _separator(*islice((line for line in lines if line.strip()), 2))
     lines.seek(0)
     rows = filter(None, csv.reader(lines, delimiter=separator, strict=True))  # without empty lines
