@@ -12,6 +12,7 @@ import pytest
 import torch
 from repository_files import DOCS, REPOSITORY
 
+from orchestrator.execution import scheduler as scheduler_module
 from orchestrator.execution import study_run
 from orchestrator.execution.progress import View
 from orchestrator.results.ledger import Ledger
@@ -139,6 +140,25 @@ def test_packs_that_run_out_of_memory_are_split(tmp_path, monkeypatch, undisturb
     assert results(tmp_path) == undisturbed
     with Ledger.read(tmp_path) as ledger:
         assert ledger.failures() == []
+
+
+def test_a_trial_waits_for_memory_that_another_program_uses(tmp_path, monkeypatch, undisturbed):
+    """A trial that is alone in its pack does not fit at its first two attempts."""
+    host_round, attempted = ClientHost.round, []
+
+    def limited(self, work, *arguments):
+        attempted.append(work.lanes)
+        if attempted[0] == work.lanes and attempted.count(work.lanes) <= 2:
+            raise torch.OutOfMemoryError("the memory is in use")
+        return host_round(self, work, *arguments)
+
+    monkeypatch.setattr(ClientHost, "round", limited)
+    monkeypatch.setattr(scheduler_module, "MEMORY_WAIT_S", 0.2)
+    finished = run(tmp_path, text=TEXT.replace("gpus_per_host: 0", "gpus_per_host: 0, lanes_per_pack: 1"))
+    assert (finished.complete, finished.failed) == (True, 0)
+    assert results(tmp_path) == undisturbed
+    with Ledger.read(tmp_path) as ledger:
+        assert [reason for *_, reason in ledger.failures()] == ["one lane does not fit into the device's memory"] * 2
 
 
 class Messages(View):

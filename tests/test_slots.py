@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from ray import cloudpickle
 from ray.core.generated.common_pb2 import ActorDiedErrorContext
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RayTaskError
@@ -321,6 +322,13 @@ def elsewhere(error: Exception) -> RayTaskError:
     return arrived.as_instanceof_cause()
 
 
+def out_of_cuda_memory() -> torch.AcceleratorError:
+    """As CUDA itself reports it, with torch's advice."""
+    error = torch.AcceleratorError("CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA`.\n")
+    error.error_code = 2
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "cause_of_death", "expected"),
     [
@@ -331,6 +339,7 @@ def elsewhere(error: Exception) -> RayTaskError:
         (elsewhere(lost("killed")), "out of memory", Failure("killed", "out of memory", "its node")),
         (elsewhere(elsewhere(MemoryError("too much"))), "", Failure("MemoryError: too much", "out of memory")),
         (OutOfMemoryError("the node ran out"), "", Failure("OutOfMemoryError: the node ran out", "out of memory")),
+        (elsewhere(out_of_cuda_memory()), "", Failure("AcceleratorError: CUDA error: out of memory", "out of memory")),
         (elsewhere(HungError("no answer")), "", Failure("HungError: no answer", "error")),
         (elsewhere(HungError("no answer", "n2")), "", Failure("HungError: no answer", "error", "n2")),
         (

@@ -29,6 +29,7 @@ from trainables.federation.trial_spec import TrialSpec
 PACK_RETRIES = 2  # of a failed pack, before it is split
 GIVE_UP_AFTER = 3  # the sweep stops after this many failed trials without any success: the environment is at fault
 LOST_WITH_NODES = 8  # a pack counts as failed after its node died this many times without a newer checkpoint
+MEMORY_WAIT_S = 60.0  # a trial that did not fit into memory waits this long: others may be using the memory
 PREFER_OTHERS_S = 30.0  # a failed pack waits this long for a slot on another node
 COMPARE_EVERY_S = 0.05  # per hundred packs in flight: least time between two balancings or two searches for slow packs
 COPY_TIMES = 1.5  # a pack in flight is copied if its time left exceeds this many times a new attempt's, plus SHORT_S
@@ -54,6 +55,8 @@ class Scheduler:
         """Packs that slots run, by the number of the attempt."""
         self.offered = Attempts()
         """Packs that wait for a slot to take them."""
+        self._waiting: list[tuple[float, Pack]] = []
+        """Failed packs that wait for memory, and when they are queued."""
         self._limited_offers: list[int] = []
         """Offers of copies, or to some nodes only; some may have been taken since."""
         self.lane_rounds = 0
@@ -125,6 +128,7 @@ class Scheduler:
         """Packs to offer now: one for every idle slot, and short ones in advance."""
         if self.stopping or self.moving_to_gpus:
             return []
+        self._queue_waiting()
         slots = self.queue.capacity.federations
         idle = slots - len(self.in_flight)
         orders = self._offer_to_all()
@@ -148,6 +152,13 @@ class Scheduler:
             self._compared = now
             orders += self._copies(idle - len(self.offered))
         return orders
+
+    def _queue_waiting(self) -> None:
+        """Queue the packs that have waited for memory long enough."""
+        if self._waiting:
+            now = time.monotonic()
+            self.queue.packs[:0] = [pack for at, pack in self._waiting if at <= now]
+            self._waiting = [(at, pack) for at, pack in self._waiting if at > now]
 
     def _offer(self, pack: Pack, avoid: Iterable[str]) -> Order:
         """Offer a pack. `avoid`: nodes that must not take it; ignored if there are no others."""
@@ -367,7 +378,9 @@ class Scheduler:
 
     def _shrink(self, pack: Pack, fits: int) -> None:
         if len(pack) == 1:
-            self._give_up(pack, "one lane does not fit into the device's memory")
+            reason = "one lane does not fit into the device's memory"
+            self.sweep.ledger.add_failure(pack.keys, reason)
+            self._attempt_failed(pack, pack.node, reason, MEMORY_WAIT_S)
             return
         limit = self.queue.shrink(pack, fits)
         self.sweep.ledger.set_memory_limits(self._device, self.queue.memory_limits)
@@ -400,13 +413,17 @@ class Scheduler:
         elif failure.kind == "out of memory" and len(pack) > 1:
             self._shrink(pack, len(pack) // 2)
         else:
-            self._count_node_failure(pack, node)
-            pack.failed_on.append(node)
-            # Ray reports that a process failed before it reports that its node died: this may be such a failure
-            if not self._failed_too_often(pack) or self._node_may_be_at_fault(pack) or self._blocks_node(pack, node):
-                self._retry_unless_it_kills_nodes(pack, failure.reason)
-            else:
-                self._give_up(pack, failure.reason)
+            self._attempt_failed(pack, node, failure.reason, MEMORY_WAIT_S if failure.kind == "out of memory" else 0.0)
+
+    def _attempt_failed(self, pack: Pack, node: str, reason: str, wait_s: float) -> None:
+        """Retry the pack after `wait_s` seconds, or give it up if it failed too often."""
+        self._count_node_failure(pack, node)
+        pack.failed_on.append(node)
+        # Ray reports that a process failed before it reports that its node died: this may be such a failure
+        if not self._failed_too_often(pack) or self._node_may_be_at_fault(pack) or self._blocks_node(pack, node):
+            self._retry_unless_it_kills_nodes(pack, reason, wait_s)
+        else:
+            self._give_up(pack, reason)
 
     def _failed_on_lost(self, pack: Pack) -> int:
         """Number of failed attempts on nodes that have left the cluster since."""
@@ -433,19 +450,23 @@ class Scheduler:
         self._blocked_for.add(pack.origin)
         return self.health.block_once(node)
 
-    def _retry_unless_it_kills_nodes(self, pack: Pack, reason: str) -> None:
+    def _retry_unless_it_kills_nodes(self, pack: Pack, reason: str, wait_s: float = 0.0) -> None:
         """The loss of a node is not the pack's fault, unless it happens repeatedly and the pack gets no further."""
         if pack.lost_with_nodes + self._failed_on_lost(pack) < LOST_WITH_NODES:
-            self._retry(pack, reason)
+            self._retry(pack, reason, wait_s)
         else:
             pack.lost_with_nodes = 0
             self._give_up(pack, f"{LOST_WITH_NODES} nodes died while it ran, and it got no further")
 
-    def _retry(self, pack: Pack, reason: str) -> None:
+    def _retry(self, pack: Pack, reason: str, wait_s: float = 0.0) -> None:
         self.retries += 1
         rounds = f"from round {pack.checkpoint_round} of {pack.round} computed"
-        log.warning("pack of %d trials is retried %s: %s", len(pack), rounds, reason)
-        self.queue.packs.insert(0, pack)
+        when = f" in {wait_s:.0f} s" if wait_s else ""
+        log.warning("pack of %d trials is retried%s %s: %s", len(pack), when, rounds, reason)
+        if wait_s:
+            self._waiting.append((time.monotonic() + wait_s, pack))
+        else:
+            self.queue.packs.insert(0, pack)
 
     def _count_node_failure(self, pack: Pack, node: str) -> None:
         """Count a failed pack against its node, unless the pack has also failed on another node. The parts of a split

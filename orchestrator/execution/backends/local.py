@@ -6,6 +6,7 @@ For debugging, notebooks, tests and small studies. Results are the same as on Ra
 from __future__ import annotations
 
 import platform
+import time
 from collections import deque
 from dataclasses import replace
 from functools import cache
@@ -29,6 +30,7 @@ from trainables.models import kernels
 from trainables.models.kernel_build import kernel_build
 
 SLOT = "local"
+IDLE_S = 0.05  # between two questions for a pack, if all packs wait for memory
 
 
 class LocalBackend:
@@ -87,6 +89,8 @@ class _Slot:
                 orders.clear()
             elif orders:
                 self._run(orders.popleft())
+            else:
+                time.sleep(IDLE_S)
 
     def _run(self, order: Order) -> None:
         self._scheduler.receive([Report(SLOT, order.number, "started", nodes=(SLOT,), code=self._code)])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ray import cloudpickle
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayError
 
 from orchestrator.execution.cluster import ray_internals
 from trainables.code_identity import OtherCodeError
@@ -41,6 +41,7 @@ def failure_from(error: BaseException | None) -> Failure:
         return Failure(error.reason[:500], node=error.node)
     if error is None:
         return Failure("its process ended without an error message")
-    last_line = (str(error).strip().splitlines() or [""])[-1].strip()
-    reason = f"{type(error).__name__}: {last_line}"[:500]
+    lines = str(error).strip().splitlines() or [""]
+    line = lines[-1] if isinstance(error, RayError) else lines[0]  # Ray's text is a traceback; torch's ends with advice
+    reason = f"{type(error).__name__}: {line.strip()}"[:500]
     return Failure(reason, "out of memory" if out_of_memory else "error", getattr(error, "node", ""))
