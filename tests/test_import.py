@@ -56,7 +56,7 @@ def test_from_a_csv_to_predictions(fedsweep, visits, no_ray):
     assert "rows      240 train, 60 test" in out
     assert "clients   5 with" in out
     assert "not used  patient" in out
-    assert "'marker': 18 missing values became 1" in out
+    assert "'marker': 18 missing, replaced by 1" in out
     data = features.load("visits.npz")
     assert data.class_names == ("healthy", "ill")
     assert data.client_names == tuple(f"clinic {letter}" for letter in "ABCDE")
@@ -89,7 +89,7 @@ def test_from_a_csv_to_predictions(fedsweep, visits, no_ray):
     assert f"accuracy: {100 * right / healthy:.2f}%" in out, "rows without a label do not count"
     assert f"rows without a label, which do not count: {len(truth) - healthy}\n" in out
     assert "always answering the largest class: 100.00%" in out
-    assert "note: column 'marker': 18 missing values became 1" in err
+    assert "note: column 'marker': 18 missing, replaced by 1" in err
     Path("new.csv").write_text(Path("visits.csv").read_text().replace(",ill", ",1").replace(",healthy", ",0"))
     code, out, err = fedsweep("predict", "model.npz", "new.csv", "--output", "of-none.csv")
     unknown = "rows with a label that the model does not know ('0', '1'): 300"
@@ -97,7 +97,7 @@ def test_from_a_csv_to_predictions(fedsweep, visits, no_ray):
     assert "accuracy" not in out
     code, out, err = fedsweep("predict", "model.npz", "new.csv", "--output", "of-none-again.csv", "--json")
     assert json.loads(out)["metrics"] == {}
-    assert json.loads(out)["notes"] == ["column 'marker': 18 missing values became 1", unknown]
+    assert json.loads(out)["notes"] == ["column 'marker': 18 missing, replaced by 1", unknown]
     with np.load("model.npz") as saved:
         assert "healthy" in str(saved["about"])
         assert "clinic" not in str(saved["about"]), "names of clients stay in the feature file"
@@ -137,7 +137,7 @@ def test_notes_on_a_table_are_shown_wherever_it_is_used(fedsweep, visits):
     ):
         code, out, err = fedsweep(*command)
         assert code == 0, err
-        assert re.search("note: (visits: )?column 'marker': 18 missing values became 1", out + err), command
+        assert re.search("note: (visits: )?column 'marker': 18 missing, replaced by 1", out + err), command
 
 
 def test_a_study_names_the_table_itself(visits, tmp_path):
@@ -468,9 +468,9 @@ def test_ranges_categories_and_constants_are_applied_row_by_row(tmp_path):
     expected = [[-1, 1, 0, 3], [1, 0, 1, 4], [1, 1, 0, 5], [0, 0, 1, 6], [0, 0, 1, 7]]
     assert sorted(rows.tolist()) == sorted(expected)
     assert found.notes == [
-        "column 'a': 2 missing values became 5",
+        "column 'a': 2 missing, replaced by 5",
         "column 'a': 1 value outside 0 to 10 was moved to the nearer end",
-        "column 'c': 1 missing values became 'v'",
+        "column 'c': 1 missing, replaced by 'v'",
     ]
 
 

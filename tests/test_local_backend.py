@@ -12,8 +12,7 @@ import pytest
 import torch
 from repository_files import DOCS, REPOSITORY
 
-from orchestrator.execution import scheduler as scheduler_module
-from orchestrator.execution import study_run
+from orchestrator.execution import memory_waits, study_run
 from orchestrator.execution.progress import View
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.locations import PACKS, results_location
@@ -153,7 +152,7 @@ def test_a_trial_waits_for_memory_that_another_program_uses(tmp_path, monkeypatc
         return host_round(self, work, *arguments)
 
     monkeypatch.setattr(ClientHost, "round", limited)
-    monkeypatch.setattr(scheduler_module, "MEMORY_WAIT_S", 0.2)
+    monkeypatch.setattr(memory_waits, "WAIT_S", 0.2)
     finished = run(tmp_path, text=TEXT.replace("gpus_per_host: 0", "gpus_per_host: 0, lanes_per_pack: 1"))
     assert (finished.complete, finished.failed) == (True, 0)
     assert results(tmp_path) == undisturbed

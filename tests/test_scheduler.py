@@ -15,13 +15,7 @@ from orchestrator.execution import scheduler as scheduler_module
 from orchestrator.execution.node_health import START_FAILURES
 from orchestrator.execution.pack_queue import PackQueue
 from orchestrator.execution.packing import Capacity
-from orchestrator.execution.scheduler import (
-    GIVE_UP_AFTER,
-    LOST_WITH_NODES,
-    MEMORY_WAIT_S,
-    PACK_RETRIES,
-    PREFER_OTHERS_S,
-)
+from orchestrator.execution.scheduler import GIVE_UP_AFTER, LOST_WITH_NODES, PREFER_OTHERS_S
 from orchestrator.execution.sweep import Sweep
 from orchestrator.results import status
 from orchestrator.results.ledger import Ledger
@@ -101,55 +95,6 @@ def test_a_new_driver_knows_what_did_not_fit_into_memory(tmp_path):
         assert len(cluster.take()[1]) == 2
     with Ledger.write(tmp_path) as ledger:
         assert ledger.memory_limits("another device") == {}
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    now = [1000.0]
-    monkeypatch.setattr(scheduler_module.time, "monotonic", lambda: now[0])
-    return now
-
-
-def does_not_fit(cluster, number, how):
-    if how == "reported":
-        cluster.report(number, "too large", fits=0)
-    else:
-        cluster.scheduler.slot_failed("slot", Failure("killed", "out of memory"))
-
-
-@pytest.mark.parametrize(
-    ("how", "reason"), [("reported", "one lane does not fit into the device's memory"), ("killed", "killed")]
-)
-def test_a_trial_that_never_fits_alone_fails(tmp_path, clock, how, reason):
-    with Cluster(tmp_path, study(methods=[GD]), lanes=1) as cluster:
-        number, (trial,) = cluster.take()
-        for _ in range(PACK_RETRIES):
-            does_not_fit(cluster, number, how)
-            assert cluster.ledger.rows([trial.key]) == {}
-            clock[0] += MEMORY_WAIT_S
-            number, pack = cluster.take()
-            assert pack == [trial]
-        does_not_fit(cluster, number, how)
-        row = cluster.ledger.rows([trial.key])[trial.key]
-        assert (row.state, row.reason) == ("failed", reason)
-        assert cluster.ledger.failures()[0] == (1, trial.key, reason)
-
-
-@pytest.mark.parametrize("how", ["reported", "killed"])
-def test_a_trial_that_does_not_fit_waits_while_others_use_the_memory(tmp_path, clock, how):
-    """Other trials run meanwhile."""
-    with Cluster(tmp_path, study(methods=[GD]), lanes=1) as cluster:
-        number, (trial,) = cluster.take()
-        does_not_fit(cluster, number, how)
-        while found := cluster.take():
-            assert found[1] != [trial]
-            cluster.complete(*found, near(0.3))
-        clock[0] += MEMORY_WAIT_S - 1
-        assert cluster.take() is None
-        clock[0] += 1
-        assert trial in [cluster.complete(*found, near(0.3)) or found[1][0] for found in iter(cluster.take, None)]
-        assert cluster.scheduler.sweep.finished
-        assert cluster.ledger.stages() == drive(tmp_path / "plain", study(methods=[GD]), near(0.3)).stages
 
 
 def test_the_fine_stage_waits_for_all_coarse_trials(tmp_path):

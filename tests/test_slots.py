@@ -322,10 +322,10 @@ def elsewhere(error: Exception) -> RayTaskError:
     return arrived.as_instanceof_cause()
 
 
-def out_of_cuda_memory() -> torch.AcceleratorError:
+def error_of_cuda(text: str, code: int) -> torch.AcceleratorError:
     """As CUDA itself reports it, with torch's advice."""
-    error = torch.AcceleratorError("CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA`.\n")
-    error.error_code = 2
+    error = torch.AcceleratorError(f"CUDA error: {text}\nCompile with `TORCH_USE_CUDA_DSA`.\n")
+    error.error_code = code
     return error
 
 
@@ -339,7 +339,17 @@ def out_of_cuda_memory() -> torch.AcceleratorError:
         (elsewhere(lost("killed")), "out of memory", Failure("killed", "out of memory", "its node")),
         (elsewhere(elsewhere(MemoryError("too much"))), "", Failure("MemoryError: too much", "out of memory")),
         (OutOfMemoryError("the node ran out"), "", Failure("OutOfMemoryError: the node ran out", "out of memory")),
-        (elsewhere(out_of_cuda_memory()), "", Failure("AcceleratorError: CUDA error: out of memory", "out of memory")),
+        (
+            elsewhere(elsewhere(error_of_cuda("out of memory", 2))),
+            "",
+            Failure("AcceleratorError: CUDA error: out of memory", "out of memory"),
+        ),
+        (
+            elsewhere(error_of_cuda("an illegal memory access was encountered", 700)),
+            "",
+            Failure("AcceleratorError: CUDA error: an illegal memory access was encountered", "error"),
+        ),
+        (elsewhere(ValueError("at 3:4:\nthe reason")), "", Failure("ValueError: the reason", "error")),
         (elsewhere(HungError("no answer")), "", Failure("HungError: no answer", "error")),
         (elsewhere(HungError("no answer", "n2")), "", Failure("HungError: no answer", "error", "n2")),
         (

@@ -34,6 +34,8 @@ class Pack:
     """The round from which the pack continues shorter runs of its trials; 0 if it starts at round 0."""
     failed_on: list[str] = field(default_factory=list)
     """The node of every failed attempt."""
+    too_large_on: list[str] = field(default_factory=list)
+    """The node of every attempt that ran out of memory although no other pack ran there; for packs of one trial."""
     origin: int = 0
     """Number of the first attempt at this pack, or at the pack it is a part of, so that the failures of all parts
     count as one."""

@@ -15,6 +15,7 @@ from functools import cache
 from itertools import chain
 
 from orchestrator.execution.attempts import Attempts
+from orchestrator.execution.memory_waits import WAIT_S, MemoryWaits
 from orchestrator.execution.node_health import NodeHealth
 from orchestrator.execution.pack_queue import Pack, PackQueue
 from orchestrator.execution.packing import Capacity
@@ -29,7 +30,6 @@ from trainables.federation.trial_spec import TrialSpec
 PACK_RETRIES = 2  # of a failed pack, before it is split
 GIVE_UP_AFTER = 3  # the sweep stops after this many failed trials without any success: the environment is at fault
 LOST_WITH_NODES = 8  # a pack counts as failed after its node died this many times without a newer checkpoint
-MEMORY_WAIT_S = 60.0  # a trial that did not fit into memory waits this long: others may be using the memory
 PREFER_OTHERS_S = 30.0  # a failed pack waits this long for a slot on another node
 COMPARE_EVERY_S = 0.05  # per hundred packs in flight: least time between two balancings or two searches for slow packs
 COPY_TIMES = 1.5  # a pack in flight is copied if its time left exceeds this many times a new attempt's, plus SHORT_S
@@ -55,8 +55,7 @@ class Scheduler:
         """Packs that slots run, by the number of the attempt."""
         self.offered = Attempts()
         """Packs that wait for a slot to take them."""
-        self._waiting: list[tuple[float, Pack]] = []
-        """Failed packs that wait for memory, and when they are queued."""
+        self._memory = MemoryWaits()
         self._limited_offers: list[int] = []
         """Offers of copies, or to some nodes only; some may have been taken since."""
         self.lane_rounds = 0
@@ -128,9 +127,10 @@ class Scheduler:
         """Packs to offer now: one for every idle slot, and short ones in advance."""
         if self.stopping or self.moving_to_gpus:
             return []
-        self._queue_waiting()
-        slots = self.queue.capacity.federations
+        self.queue.packs[:0] = self._memory.due()
+        slots = self._memory.usable(self.queue.capacity.federations)
         idle = slots - len(self.in_flight)
+        in_advance = slots == self.queue.capacity.federations
         orders = self._offer_to_all()
         limited = [self.offered[number] for number in self._limited_offers]
         # offers that any slot may take
@@ -144,21 +144,14 @@ class Scheduler:
             elif offered + len(packs) < idle:
                 return orders  # waiting packs may have to be split first
         packs = self.queue.packs
-        while packs and offered < (slots if self.queue.seconds(packs[0]) < SHORT_S else idle):
+        while packs and offered < (slots if in_advance and self.queue.seconds(packs[0]) < SHORT_S else idle):
             pack = packs.pop(0)
-            orders.append(self._offer(pack, avoid=pack.failed_on))
+            orders.append(self._offer(pack, avoid=[*pack.failed_on, *pack.too_large_on]))
             offered += not pack.not_on
         if not packs and len(self.offered) < idle and now - self._compared >= pause:
             self._compared = now
             orders += self._copies(idle - len(self.offered))
         return orders
-
-    def _queue_waiting(self) -> None:
-        """Queue the packs that have waited for memory long enough."""
-        if self._waiting:
-            now = time.monotonic()
-            self.queue.packs[:0] = [pack for at, pack in self._waiting if at <= now]
-            self._waiting = [(at, pack) for at, pack in self._waiting if at > now]
 
     def _offer(self, pack: Pack, avoid: Iterable[str]) -> Order:
         """Offer a pack. `avoid`: nodes that must not take it; ignored if there are no others."""
@@ -185,7 +178,7 @@ class Scheduler:
         """Whether an offered pack should still wait for a slot on a node that is not in `not_on`."""
         if pack.is_copied or time.monotonic() - pack.offered < PREFER_OTHERS_S:
             return self._has_other_nodes(pack.not_on)
-        return self._node_may_be_at_fault(pack)
+        return self._node_may_be_at_fault(pack) or self._should_run_elsewhere(pack)
 
     def _has_other_nodes(self, nodes: Iterable[str]) -> bool:
         """Whether nodes other than these may have slots. False if federations are spread: they may use any node."""
@@ -287,10 +280,17 @@ class Scheduler:
         """Tell the user once about each exception in a method or model. Another attempt would raise it again."""
         for row in rows:
             sentence = row.reason.partition("\n")[0]
-            if row.state == "failed" and sentence and sentence not in self._announced:
-                self._announced.add(sentence)
-                self.announcements.append(f"some trials fail, the others continue: {sentence}")
+            failed = row.state == "failed" and sentence
+            if failed and self._announce_once(f"some trials fail, the others continue: {sentence}"):
                 log.error("trial %s and others failed: %s", row.key, row.reason)
+
+    def _announce_once(self, sentence: str) -> bool:
+        """Returns whether the sentence is new."""
+        if sentence in self._announced:
+            return False
+        self._announced.add(sentence)
+        self.announcements.append(sentence)
+        return True
 
     def _pack_of(self, report: Report) -> Pack | None:
         """The pack that a report is about. None if the attempt was given up: its slot was considered dead, or another
@@ -380,11 +380,36 @@ class Scheduler:
         if len(pack) == 1:
             reason = "one lane does not fit into the device's memory"
             self.sweep.ledger.add_failure(pack.keys, reason)
-            self._attempt_failed(pack, pack.node, reason, MEMORY_WAIT_S)
+            self._does_not_fit(pack, reason)
             return
         limit = self.queue.shrink(pack, fits)
         self.sweep.ledger.set_memory_limits(self._device, self.queue.memory_limits)
         log.warning("%d of %d trials fit into the device's memory: packs are made smaller", limit, len(pack))
+
+    def _does_not_fit(self, pack: Pack, reason: str) -> None:
+        """A trial that is alone in its pack does not fit, perhaps because others use the memory at the moment."""
+        spread = self.queue.capacity.placement == "spread"
+        alone = not self.in_flight if spread else pack.node not in self.in_flight.nodes
+        if alone:
+            pack.too_large_on.append(pack.node)
+        if self._memory.is_hopeless(pack) and not self._should_run_elsewhere(pack):
+            self._memory.failed(pack)
+            self._give_up(pack, reason)
+            return
+        if alone:
+            self._announce_once(f"a trial does not fit into the device's memory and is tried again in {WAIT_S:.0f} s")
+            self._count_retry(pack, f"{reason}; it waits {WAIT_S:.0f} s")
+            self._memory.wait(pack)
+        else:
+            self._announce_once("a trial does not fit into the device's memory next to others: fewer run at a time")
+            self._memory.run_fewer()
+            self._retry(pack, reason)
+        self._on_change(self)
+
+    def _should_run_elsewhere(self, pack: Pack) -> bool:
+        """Whether a trial that repeatedly did not fit on one node waits for another one, which may have more memory."""
+        repeatedly, nodes = self._memory.is_hopeless(pack), set(pack.too_large_on)
+        return repeatedly and len(nodes) == 1 and self._has_other_sound_nodes(nodes, 2)
 
     # ---- failures
 
@@ -394,7 +419,9 @@ class Scheduler:
         if failure.kind == "other code":
             self.health.refuse_different_code(failure.node, failure.reason)
         if number is None:
-            if failure.kind in ("error", "out of memory"):
+            if failure.kind == "out of memory" and self._memory.active:
+                log.warning("an idle federation failed: %s", failure.reason)
+            elif failure.kind in ("error", "out of memory"):
                 log.warning("a federation did not start, or failed without a pack: %s", failure.reason)
                 self.health.start_failed(failure.node, slot, failure.reason)
             return
@@ -412,18 +439,16 @@ class Scheduler:
             self._retry_unless_it_kills_nodes(pack, "its node died")
         elif failure.kind == "out of memory" and len(pack) > 1:
             self._shrink(pack, len(pack) // 2)
+        elif failure.kind == "out of memory":
+            self._does_not_fit(pack, failure.reason)
         else:
-            self._attempt_failed(pack, node, failure.reason, MEMORY_WAIT_S if failure.kind == "out of memory" else 0.0)
-
-    def _attempt_failed(self, pack: Pack, node: str, reason: str, wait_s: float) -> None:
-        """Retry the pack after `wait_s` seconds, or give it up if it failed too often."""
-        self._count_node_failure(pack, node)
-        pack.failed_on.append(node)
-        # Ray reports that a process failed before it reports that its node died: this may be such a failure
-        if not self._failed_too_often(pack) or self._node_may_be_at_fault(pack) or self._blocks_node(pack, node):
-            self._retry_unless_it_kills_nodes(pack, reason, wait_s)
-        else:
-            self._give_up(pack, reason)
+            self._count_node_failure(pack, node)
+            pack.failed_on.append(node)
+            # Ray reports that a process failed before it reports that its node died: this may be such a failure
+            if not self._failed_too_often(pack) or self._node_may_be_at_fault(pack) or self._blocks_node(pack, node):
+                self._retry_unless_it_kills_nodes(pack, failure.reason)
+            else:
+                self._give_up(pack, failure.reason)
 
     def _failed_on_lost(self, pack: Pack) -> int:
         """Number of failed attempts on nodes that have left the cluster since."""
@@ -450,23 +475,22 @@ class Scheduler:
         self._blocked_for.add(pack.origin)
         return self.health.block_once(node)
 
-    def _retry_unless_it_kills_nodes(self, pack: Pack, reason: str, wait_s: float = 0.0) -> None:
+    def _retry_unless_it_kills_nodes(self, pack: Pack, reason: str) -> None:
         """The loss of a node is not the pack's fault, unless it happens repeatedly and the pack gets no further."""
         if pack.lost_with_nodes + self._failed_on_lost(pack) < LOST_WITH_NODES:
-            self._retry(pack, reason, wait_s)
+            self._retry(pack, reason)
         else:
             pack.lost_with_nodes = 0
             self._give_up(pack, f"{LOST_WITH_NODES} nodes died while it ran, and it got no further")
 
-    def _retry(self, pack: Pack, reason: str, wait_s: float = 0.0) -> None:
+    def _retry(self, pack: Pack, reason: str) -> None:
+        self._count_retry(pack, reason)
+        self.queue.packs.insert(0, pack)
+
+    def _count_retry(self, pack: Pack, reason: str) -> None:
         self.retries += 1
         rounds = f"from round {pack.checkpoint_round} of {pack.round} computed"
-        when = f" in {wait_s:.0f} s" if wait_s else ""
-        log.warning("pack of %d trials is retried%s %s: %s", len(pack), when, rounds, reason)
-        if wait_s:
-            self._waiting.append((time.monotonic() + wait_s, pack))
-        else:
-            self.queue.packs.insert(0, pack)
+        log.warning("pack of %d trials is retried %s: %s", len(pack), rounds, reason)
 
     def _count_node_failure(self, pack: Pack, node: str) -> None:
         """Count a failed pack against its node, unless the pack has also failed on another node. The parts of a split

@@ -22,7 +22,6 @@ CHUNK_S = 0.5  # target duration of a call's rounds
 MOST_ROUNDS = 100  # of a call: rounds can become slower, and a call is not interrupted
 LOAD_S = 60.0  # time limit for loading the checkpoint that a pack resumes from, or the lanes that it continues
 SAVE_S = 10.0  # time limit for saving the lanes of trials that stopped early
-CUDA_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation, outside torch's own allocator
 HAND_BACK_S = 8.0  # time limit for the checkpoint when the node is about to leave; clouds give 15 s or more of notice
 
 
@@ -182,16 +181,3 @@ def _within(seconds: float, call: Callable[[], T]) -> T:
         return answer.result(seconds)
     except TimeoutError as error:
         raise TimeoutError(str(error) or f"the storage has not answered for {seconds:g} s") from None
-
-
-def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether torch, Ray or Python has run out of memory, here or in another process. Compares the name of the error,
-    because a slot does not import torch."""
-    while error is not None:
-        name = type(error).__name__
-        if isinstance(error, MemoryError) or name == "OutOfMemoryError":
-            return True
-        if name == "AcceleratorError" and getattr(error, "error_code", None) == CUDA_OUT_OF_MEMORY:
-            return True
-        error = getattr(error, "cause", None)  # Ray's wrapper of what was raised elsewhere
-    return False

@@ -22,6 +22,7 @@ from trainables.federation.exact_sum import from_grid
 from trainables.federation.hosts import Hosts
 from trainables.federation.lane_metrics import MetricsBuffer
 from trainables.federation.lane_result import LaneResult, Progress
+from trainables.federation.memory_errors import is_out_of_memory
 from trainables.federation.pack import (
     CENTRE,
     LENGTHS,
@@ -506,9 +507,9 @@ class Server:
 def _unusable_checkpoints() -> Iterator[None]:
     try:
         yield
-    except torch.OutOfMemoryError:
-        raise
     except Exception as error:  # a checkpoint may contain anything
+        if is_out_of_memory(error):
+            raise
         raise UnusableCheckpointError(f"{type(error).__name__}: {error}") from error
 
 

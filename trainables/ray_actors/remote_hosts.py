@@ -14,11 +14,11 @@ from trainables.code_identity import OtherCodeError
 from trainables.federation.batch_round import Diagnostics
 from trainables.federation.client_host import Broadcast, ClientStateLostError, ClientStates, HostReply
 from trainables.federation.hosts import Hosts
+from trainables.federation.memory_errors import is_out_of_memory
 from trainables.federation.pack import ClientWork
-from trainables.federation.pack_runner import is_out_of_memory
 from trainables.plugin_errors import PluginError
 from trainables.ray_actors import timeouts
-from trainables.ray_actors.errors import ActorLostError, HostFailedError, HungError
+from trainables.ray_actors.errors import ActorLostError, HostFailedError, HungError, one_line
 
 SMALL_BYTES = 65_536  # below Ray's limit for arguments that are sent within the call
 
@@ -89,8 +89,7 @@ class RemoteHosts(Hosts):
         """The error with the host's node, which may differ from the slot's."""
         index = next(index for index, answer in enumerate(answers) if _is_error(answer))
         node, where = self._location(index)
-        last_line = str(error).strip().splitlines()[-1].strip()
-        return HostFailedError(f"client host {index}{where} failed: {last_line}", node)
+        return HostFailedError(f"client host {index}{where} failed: {one_line(error)}", node)
 
     def _location(self, index: int) -> tuple[str, str]:
         """The id of a host's node, and a description for messages; empty if they are not known."""

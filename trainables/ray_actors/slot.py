@@ -20,10 +20,11 @@ from ray import tune
 from trainables import code_identity
 from trainables.code_identity import CodeIdentity, OtherCodeError
 from trainables.federation.checkpoints import PackStorage
+from trainables.federation.memory_errors import is_out_of_memory
 from trainables.federation.messages import Report
-from trainables.federation.pack_runner import Federation, PackRunner, is_out_of_memory
+from trainables.federation.pack_runner import Federation, PackRunner
 from trainables.ray_actors.desk import Pace
-from trainables.ray_actors.errors import NodeExcludedError, NotStartedError
+from trainables.ray_actors.errors import NodeExcludedError, NotStartedError, one_line
 
 HAND_BACK_AGAIN_S = 3.0  # until the next attempt, after a checkpoint could not be written
 
@@ -74,8 +75,7 @@ class PackSlot(tune.Trainable):
             error = cause
         if isinstance(error, OtherCodeError):
             return error
-        reason = (str(error).strip().splitlines() or [""])[-1]
-        return NotStartedError(f"{type(error).__name__}: {reason}", getattr(error, "node", "") or self._node)
+        return NotStartedError(one_line(error), getattr(error, "node", "") or self._node)
 
     @property
     def _nodes(self) -> list[str]:

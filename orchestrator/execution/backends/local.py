@@ -22,8 +22,9 @@ from trainables.code_identity import accelerator_name, code_identity, digest
 from trainables.errors import UserError
 from trainables.federation.federation_size import FederationSize
 from trainables.federation.hosts import Hosts
+from trainables.federation.memory_errors import is_out_of_memory
 from trainables.federation.messages import Failure, Order, Report
-from trainables.federation.pack_runner import PackRunner, is_out_of_memory
+from trainables.federation.pack_runner import PackRunner
 from trainables.federation.problem import ProblemData
 from trainables.federation.server import Server
 from trainables.models import kernels

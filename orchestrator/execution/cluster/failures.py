@@ -7,13 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from ray import cloudpickle
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayActorError
 
 from orchestrator.execution.cluster import ray_internals
 from trainables.code_identity import OtherCodeError
+from trainables.federation.memory_errors import is_out_of_memory
 from trainables.federation.messages import Failure
-from trainables.federation.pack_runner import is_out_of_memory
-from trainables.ray_actors.errors import ActorLostError, HostFailedError, NodeExcludedError, NotStartedError
+from trainables.ray_actors.errors import (
+    ActorLostError,
+    HostFailedError,
+    NodeExcludedError,
+    NotStartedError,
+    one_line,
+)
 
 
 def failure_of(trial: Any) -> Failure:
@@ -41,7 +47,4 @@ def failure_from(error: BaseException | None) -> Failure:
         return Failure(error.reason[:500], node=error.node)
     if error is None:
         return Failure("its process ended without an error message")
-    lines = str(error).strip().splitlines() or [""]
-    line = lines[-1] if isinstance(error, RayError) else lines[0]  # Ray's text is a traceback; torch's ends with advice
-    reason = f"{type(error).__name__}: {line.strip()}"[:500]
-    return Failure(reason, "out of memory" if out_of_memory else "error", getattr(error, "node", ""))
+    return Failure(one_line(error)[:500], "out of memory" if out_of_memory else "error", getattr(error, "node", ""))

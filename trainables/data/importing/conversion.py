@@ -261,7 +261,7 @@ def _scaled_numbers(source: str, values: NDArray, name: str, column: Column, not
         if column.missing is None:
             raise _MissingValuesError(missing)
         numbers = np.where(missing, float(column.missing), numbers)
-        notes.append(f"column {name!r}: {missing.sum()} missing values became {column.missing:g}")
+        notes.append(f"column {name!r}: {missing.sum()} missing, replaced by {column.missing:g}")
     if np.isinf(numbers).any():
         raise UserError(f"data {source}: column {name!r} has an infinite value in row {_first_row(np.isinf(numbers))}")
     if column.range is not None:
@@ -310,7 +310,7 @@ def _categories(source: str, values: NDArray, name: str, column: Column, notes: 
         if column.missing is None:
             raise _MissingValuesError(missing)
         texts = np.where(missing, as_text(column.missing), texts)
-        notes.append(f"column {name!r}: {missing.sum()} missing values became {as_text(column.missing)!r}")
+        notes.append(f"column {name!r}: {missing.sum()} missing, replaced by {as_text(column.missing)!r}")
     known = np.array(column.categories, dtype=str)
     unknown = ~np.isin(texts, known)
     if unknown.any():
