@@ -1,7 +1,7 @@
 """Trials that do not fit into a device's memory, although they are alone in their pack.
 
-The memory may be in use. If other packs of the study run on the device, fewer packs run at a time for a while. If none
-does, another program may use it: the trial waits, and fails if it still does not fit after that.
+The memory may be in use. If other packs of the study run on the node, one pack fewer runs at a time for a while. If
+not, another program may use it. In both cases the trial waits; it fails if it repeatedly did not fit on its own.
 """
 
 from __future__ import annotations
@@ -9,58 +9,52 @@ from __future__ import annotations
 import time
 
 from orchestrator.execution.pack_queue import Pack
-from trainables.federation.pack import PackGroup, pack_group
 
-WAIT_S = 60.0  # a trial that was alone on its device waits this long before it is tried again
-TRIES = 3  # of such a trial, before it fails
-FEWER_FOR_S = 600.0  # a slot stays idle this long; then it is tried whether one more pack fits
+WAIT_S = 60.0  # a trial waits this long before it is tried again
+MOST_WAIT_S = 3600.0  # the wait doubles up to this, for a trial that did not fit next to others
+TRIES = 3  # on its own, before a trial fails
+FEWER_FOR_S = 120.0  # a slot stays idle this long; then it is tried whether one more pack fits
 
 
 class MemoryWaits:
     def __init__(self) -> None:
-        self._waiting: list[tuple[float, Pack]] = []
-        """Packs, and when they are queued."""
+        self._waiting: list[tuple[float, bool, Pack]] = []
+        """When a pack is queued, and whether it was alone on its node."""
         self._idle_until: list[float] = []
         """For every slot that stays idle, until when."""
-        self._too_large: set[PackGroup] = set()
-        """Groups of trials of which one has failed: others are not tried again."""
+        self._short_until = 0.0
 
     @property
-    def active(self) -> bool:
-        """Whether memory is short at the moment."""
-        return bool(self._waiting or self._idle_now())
+    def short(self) -> bool:
+        """Whether memory was short a moment ago."""
+        return time.monotonic() < self._short_until
 
-    def usable(self, slots: int) -> int:
-        """How many of these slots may run packs now."""
-        return max(1, slots - self._idle_now())
+    def wait(self, pack: Pack, *, alone: bool) -> None:
+        now, seconds = time.monotonic(), WAIT_S
+        self._short_until = now + TRIES * WAIT_S
+        if not alone:
+            self._idle_until.append(now + FEWER_FOR_S)
+            seconds = min(MOST_WAIT_S, WAIT_S * 2 ** (len(pack.crowded_on) - 1))
+        self._waiting.append((now + seconds, alone, pack))
 
-    def _idle_now(self) -> int:
-        if self._idle_until:
-            now = time.monotonic()
-            self._idle_until = [until for until in self._idle_until if until > now]
-        return len(self._idle_until)
-
-    def due(self) -> list[Pack]:
-        """Packs that have waited long enough, which are to be queued."""
+    def due(self, *, nothing_runs: bool) -> list[Pack]:
+        """Packs that have waited long enough. If nothing runs, none has to wait for others."""
         if not self._waiting:
             return []
         now = time.monotonic()
-        due = [pack for at, pack in self._waiting if at <= now]
-        self._waiting = [(at, pack) for at, pack in self._waiting if at > now]
+        due, waiting = [], []
+        for at, alone, pack in self._waiting:
+            if at <= now or (nothing_runs and not alone):
+                due.append(pack)
+            else:
+                waiting.append((at, alone, pack))
+        self._waiting = waiting
         return due
 
-    def is_hopeless(self, pack: Pack) -> bool:
-        """Whether this trial, or one like it, has been tried often enough."""
-        return len(pack.too_large_on) >= TRIES or pack_group(pack.trials[0]) in self._too_large
-
-    def wait(self, pack: Pack) -> None:
-        self._waiting.append((time.monotonic() + WAIT_S, pack))
-
-    def run_fewer(self) -> None:
-        """Keep one more slot idle."""
-        self._idle_until.append(time.monotonic() + FEWER_FOR_S)
-
-    def failed(self, pack: Pack) -> None:
-        """The trial has failed: it, and others like it, need no idle slots."""
-        self._too_large.add(pack_group(pack.trials[0]))
-        self._idle_until.clear()
+    def usable(self, slots: int, slots_of_node: int) -> int:
+        """How many of these slots may run packs now. The slots of one node at most stay idle, except one."""
+        if not self._idle_until:
+            return slots
+        now = time.monotonic()
+        self._idle_until = [until for until in self._idle_until if until > now]
+        return slots - min(len(self._idle_until), slots_of_node - 1)

@@ -36,6 +36,8 @@ class Pack:
     """The node of every failed attempt."""
     too_large_on: list[str] = field(default_factory=list)
     """The node of every attempt that ran out of memory although no other pack ran there; for packs of one trial."""
+    crowded_on: list[str] = field(default_factory=list)
+    """The same, where other packs ran."""
     origin: int = 0
     """Number of the first attempt at this pack, or at the pack it is a part of, so that the failures of all parts
     count as one."""

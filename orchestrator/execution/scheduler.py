@@ -15,7 +15,7 @@ from functools import cache
 from itertools import chain
 
 from orchestrator.execution.attempts import Attempts
-from orchestrator.execution.memory_waits import WAIT_S, MemoryWaits
+from orchestrator.execution.memory_waits import TRIES, MemoryWaits
 from orchestrator.execution.node_health import NodeHealth
 from orchestrator.execution.pack_queue import Pack, PackQueue
 from orchestrator.execution.packing import Capacity
@@ -127,8 +127,9 @@ class Scheduler:
         """Packs to offer now: one for every idle slot, and short ones in advance."""
         if self.stopping or self.moving_to_gpus:
             return []
-        self.queue.packs[:0] = self._memory.due()
-        slots = self._memory.usable(self.queue.capacity.federations)
+        nothing_runs = not (self.in_flight or self.offered or self.queue.packs)
+        self.queue.packs[:0] = self._memory.due(nothing_runs=nothing_runs)
+        slots = self._memory.usable(self.queue.capacity.federations, self._slots_of_node)
         idle = slots - len(self.in_flight)
         in_advance = slots == self.queue.capacity.federations
         orders = self._offer_to_all()
@@ -146,12 +147,18 @@ class Scheduler:
         packs = self.queue.packs
         while packs and offered < (slots if in_advance and self.queue.seconds(packs[0]) < SHORT_S else idle):
             pack = packs.pop(0)
-            orders.append(self._offer(pack, avoid=[*pack.failed_on, *pack.too_large_on]))
+            orders.append(self._offer(pack, avoid=[*pack.failed_on, *pack.too_large_on, *pack.crowded_on[-1:]]))
             offered += not pack.not_on
         if not packs and len(self.offered) < idle and now - self._compared >= pause:
             self._compared = now
             orders += self._copies(idle - len(self.offered))
         return orders
+
+    @property
+    def _slots_of_node(self) -> int:
+        """The number of slots on a node, about; the number of all slots if federations are spread."""
+        nodes = 1 if self.queue.capacity.placement == "spread" else max(1, len(self.health.usable))
+        return math.ceil(self.queue.capacity.federations / nodes)
 
     def _offer(self, pack: Pack, avoid: Iterable[str]) -> Order:
         """Offer a pack. `avoid`: nodes that must not take it; ignored if there are no others."""
@@ -390,26 +397,22 @@ class Scheduler:
         """A trial that is alone in its pack does not fit, perhaps because others use the memory at the moment."""
         spread = self.queue.capacity.placement == "spread"
         alone = not self.in_flight if spread else pack.node not in self.in_flight.nodes
-        if alone:
-            pack.too_large_on.append(pack.node)
-        if self._memory.is_hopeless(pack) and not self._should_run_elsewhere(pack):
-            self._memory.failed(pack)
+        (pack.too_large_on if alone else pack.crowded_on).append(pack.node)
+        if len(pack.too_large_on) >= TRIES and not self._should_run_elsewhere(pack):
             self._give_up(pack, reason)
             return
         if alone:
-            self._announce_once(f"a trial does not fit into the device's memory and is tried again in {WAIT_S:.0f} s")
-            self._count_retry(pack, f"{reason}; it waits {WAIT_S:.0f} s")
-            self._memory.wait(pack)
+            self._announce_once("a trial does not fit into the device's memory; it waits and is tried again")
         else:
             self._announce_once("a trial does not fit into the device's memory next to others: fewer run at a time")
-            self._memory.run_fewer()
-            self._retry(pack, reason)
+        self._count_retry(pack, reason)
+        self._memory.wait(pack, alone=alone)
         self._on_change(self)
 
     def _should_run_elsewhere(self, pack: Pack) -> bool:
         """Whether a trial that repeatedly did not fit on one node waits for another one, which may have more memory."""
-        repeatedly, nodes = self._memory.is_hopeless(pack), set(pack.too_large_on)
-        return repeatedly and len(nodes) == 1 and self._has_other_sound_nodes(nodes, 2)
+        nodes = set(pack.too_large_on)
+        return len(pack.too_large_on) >= TRIES and len(nodes) == 1 and self._has_other_sound_nodes(nodes, 2)
 
     # ---- failures
 
@@ -419,7 +422,7 @@ class Scheduler:
         if failure.kind == "other code":
             self.health.refuse_different_code(failure.node, failure.reason)
         if number is None:
-            if failure.kind == "out of memory" and self._memory.active:
+            if failure.kind == "out of memory" and self._memory.short:
                 log.warning("an idle federation failed: %s", failure.reason)
             elif failure.kind in ("error", "out of memory"):
                 log.warning("a federation did not start, or failed without a pack: %s", failure.reason)
