@@ -311,9 +311,11 @@ def _made_text(made: dict[str, dict[str, Any]], keep: str) -> str:
     seconds = sum(each["seconds"] for each in made.values())
     count = "One study" if len(made) == 1 else f"{len(made)} studies"
     skipped = f" {len(STUDIES) - len(made)} more were not run." if len(made) < len(STUDIES) else ""
+    overlap = ", counting those that ran at the same time one by one" if len(made) > 1 else ""
     return (
-        f"{count} took {seconds:.0f} s in total on {devices}.{skipped} [The list of studies]({keep}/README.md) has the "
-        "command, time, device and commit of each, and the reason why a study was not run."
+        f"{count} took {seconds:.0f} s in total on {devices}{overlap}.{skipped} "
+        f"[The list of studies]({keep}/README.md) has the command, time, device and commit of each, and the reason why "
+        "a study was not run."
     )
 
 
