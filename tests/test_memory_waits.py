@@ -69,7 +69,7 @@ def test_a_trial_waits_while_another_program_uses_the_memory(tmp_path, clock, ho
 
 
 class SharedGpu:
-    """Seven slots share a GPU. `fits`: whether a trial fits next to so many others."""
+    """Seven slots share a GPU. `fits`: whether a trial fits next to a number of others."""
 
     def __init__(self, clock, seconds, fits):
         self._clock, self._seconds, self._fits = clock, seconds, fits
@@ -214,13 +214,12 @@ def test_another_node_may_have_more_memory(tmp_path, clock):
 def test_a_federation_that_is_killed_while_its_trial_waits_is_started_again(tmp_path, clock):
     with Cluster(tmp_path, study(methods=[GD]), lanes=1) as cluster:
         cluster.scheduler.health.update({}, ["node"], set(), set())
-        found = cluster.take()
-        while found:
-            waiting = found[1]
+        waiting = []
+        while found := cluster.take():
+            waiting.append(found[1])
             does_not_fit(cluster, found[0])
-            found = cluster.take()
         for _ in range(START_FAILURES + 1):
             cluster.scheduler.slot_failed("slot", Failure("killed", "out of memory", "node"))
         assert not cluster.scheduler.health.refused
         clock[0] += WAIT_S
-        assert waiting in [pack for _, pack in iter(cluster.take, None)] or cluster.scheduler.queue.packs
+        assert cluster.take()[1] in waiting

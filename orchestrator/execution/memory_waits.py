@@ -29,13 +29,15 @@ class MemoryWaits:
         """Whether memory was short a moment ago."""
         return time.monotonic() < self._short_until
 
-    def wait(self, pack: Pack, *, alone: bool) -> None:
+    def wait(self, pack: Pack, *, alone: bool) -> float:
+        """Returns for how many seconds the pack waits."""
         now, seconds = time.monotonic(), WAIT_S
         self._short_until = now + TRIES * WAIT_S
         if not alone:
             self._idle_until.append(now + FEWER_FOR_S)
             seconds = min(MOST_WAIT_S, WAIT_S * 2 ** (len(pack.crowded_on) - 1))
         self._waiting.append((now + seconds, alone, pack))
+        return seconds
 
     def due(self, *, nothing_runs: bool) -> list[Pack]:
         """Packs that have waited long enough. If nothing runs, none has to wait for others."""

@@ -405,8 +405,8 @@ class Scheduler:
             self._announce_once("a trial does not fit into the device's memory; it waits and is tried again")
         else:
             self._announce_once("a trial does not fit into the device's memory next to others: fewer run at a time")
-        self._count_retry(pack, reason)
-        self._memory.wait(pack, alone=alone)
+        seconds = self._memory.wait(pack, alone=alone)
+        self._count_retry(pack, f"{reason}; it waits up to {seconds:.0f} s")
         self._on_change(self)
 
     def _should_run_elsewhere(self, pack: Pack) -> bool:

@@ -8,11 +8,17 @@ from __future__ import annotations
 from ray.exceptions import RayActorError
 
 
+def original(error: BaseException) -> BaseException:
+    """The error that was raised; Ray wraps what was raised in another process."""
+    while (cause := getattr(error, "cause", None)) is not None:
+        error = cause
+    return error
+
+
 def one_line(error: BaseException) -> str:
     """The type of an error, and the line of its text that says most: the last one, but the first one of CUDA's errors,
     to which torch adds advice."""
-    while (cause := getattr(error, "cause", None)) is not None:  # Ray wraps what was raised in another process
-        error = cause
+    error = original(error)
     lines = str(error).strip().splitlines() or [""]
     name = type(error).__name__
     return f"{name}: {lines[0 if name == 'AcceleratorError' else -1].strip()}"

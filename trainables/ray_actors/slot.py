@@ -24,7 +24,7 @@ from trainables.federation.memory_errors import is_out_of_memory
 from trainables.federation.messages import Report
 from trainables.federation.pack_runner import Federation, PackRunner
 from trainables.ray_actors.desk import Pace
-from trainables.ray_actors.errors import NodeExcludedError, NotStartedError, one_line
+from trainables.ray_actors.errors import NodeExcludedError, NotStartedError, one_line, original
 
 HAND_BACK_AGAIN_S = 3.0  # until the next attempt, after a checkpoint could not be written
 
@@ -71,8 +71,7 @@ class PackSlot(tune.Trainable):
 
     def _with_node(self, error: BaseException) -> Exception:
         """The error with the node at fault; by default the slot's node."""
-        while (cause := getattr(error, "cause", None)) is not None:  # Ray wraps what was raised in another process
-            error = cause
+        error = original(error)
         if isinstance(error, OtherCodeError):
             return error
         return NotStartedError(one_line(error), getattr(error, "node", "") or self._node)

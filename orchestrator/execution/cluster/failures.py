@@ -19,6 +19,7 @@ from trainables.ray_actors.errors import (
     NodeExcludedError,
     NotStartedError,
     one_line,
+    original,
 )
 
 
@@ -31,9 +32,9 @@ def failure_of(trial: Any) -> Failure:
 
 
 def failure_from(error: BaseException | None) -> Failure:
-    out_of_memory = is_out_of_memory(error)
-    while (cause := getattr(error, "cause", None)) is not None:  # Ray wraps what was raised in another process
-        error = cause
+    if error is None:
+        return Failure("its process ended without an error message")
+    out_of_memory, error = is_out_of_memory(error), original(error)
     if isinstance(error, RayActorError):
         error = ActorLostError.of(error)
     if isinstance(error, ActorLostError):
@@ -45,6 +46,4 @@ def failure_from(error: BaseException | None) -> Failure:
         return Failure(error.differences[:500], "other code", error.node)
     if isinstance(error, NotStartedError | HostFailedError):
         return Failure(error.reason[:500], node=error.node)
-    if error is None:
-        return Failure("its process ended without an error message")
     return Failure(one_line(error)[:500], "out of memory" if out_of_memory else "error", getattr(error, "node", ""))
